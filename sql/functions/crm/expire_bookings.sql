@@ -1,0 +1,106 @@
+create or replace function crm.expire_bookings(
+    phase text,
+    ids uuid[],
+    as_of timestamptz,
+    run_id uuid,
+    batch_number integer default 1,
+    rehearsal boolean default false
+) returns uuid[]
+language plpgsql volatile strict security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $function$
+declare
+    v_from constant text[] := case expire_bookings.phase
+        when 'Reserve' then array['Reserved', 'AwaitingPayment']
+        else array['Booked']
+    end;
+    v_to constant text := expire_bookings.phase || 'Expired';
+    v_expired uuid[];
+begin
+    -- locked first, so that the status before is the one that the guard has seen
+    with due as materialized (
+        select b.id, b.status
+        from crm.bookings as b
+        where
+            b.id = any(expire_bookings.ids)
+            and b.status = any(v_from)
+            and case when b.status = 'Booked' then b.booking_expires_at else b.reserve_expires_at end
+            < expire_bookings.as_of
+        for no key update
+    ),
+
+    expired as (
+        update crm.bookings as b
+        set
+            status = v_to,
+            expired_at = expire_bookings.as_of,
+            updated_at = expire_bookings.as_of,
+            version = b.version + 1
+        from due as d
+        where b.id = d.id
+        returning
+            b.id,
+            b.tenant_id,
+            b.deal_id,
+            b.property_object_id,
+            d.status as from_status,
+            case when d.status = 'Booked' then b.booking_expires_at else b.reserve_expires_at end as deadline
+    ),
+
+    events as (
+        insert into outbox.event (
+            aggregate_type, aggregate_id, tenant_id, event_type, contract_version, topic, payload,
+            correlation_id, traceparent, occurred_at
+        )
+        select
+            'Booking',
+            e.id,
+            e.tenant_id,
+            'BookingExpiredEvent',
+            1,
+            'pin.crm.booking-expired.v1',
+            jsonb_build_object(
+                'bookingId', e.id,
+                'tenantId', e.tenant_id,
+                'dealId', e.deal_id,
+                'propertyObjectId', e.property_object_id,
+                'phase', expire_bookings.phase,
+                'expiredAt', outbox.utc(expire_bookings.as_of)
+            ),
+            expire_bookings.run_id,
+            outbox.traceparent(expire_bookings.run_id, expire_bookings.batch_number),
+            expire_bookings.as_of
+        from expired as e
+        where not expire_bookings.rehearsal
+        order by e.deadline, e.id
+    ),
+
+    timeline as (
+        insert into crm.deal_timeline (tenant_id, deal_id, booking_id, kind, phase, occurred_at, correlation_id)
+        select
+            e.tenant_id, e.deal_id, e.id, 'BookingExpired', expire_bookings.phase, expire_bookings.as_of,
+            expire_bookings.run_id
+        from expired as e
+        where not expire_bookings.rehearsal
+    ),
+
+    audit as (
+        insert into crm.audit_log (
+            tenant_id, entity_type, entity_id, action, actor, from_status, to_status, correlation_id, occurred_at
+        )
+        select
+            e.tenant_id, 'Booking', e.id, 'Expire', 'system', e.from_status, v_to, expire_bookings.run_id,
+            expire_bookings.as_of
+        from expired as e
+        where not expire_bookings.rehearsal
+    )
+
+    select array_agg(e.id) into v_expired from expired as e;
+    return coalesce(v_expired, '{}');
+end
+$function$;
+
+comment on function crm.expire_bookings(text, uuid[], timestamptz, uuid, integer, boolean) is
+'Expire(as_of) for these bookings in a phase: those still active and past that phase''s deadline become ReserveExpired or BookingExpired, each with its event, timeline card and audit row; the others are left alone (INV-BKG-5, INV-BKG-8). Returns the ids that expired. rehearsal changes the rows only, to learn whether they can be changed, and is for a subtransaction that is rolled back.';

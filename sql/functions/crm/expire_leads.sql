@@ -1,0 +1,73 @@
+create or replace function crm.expire_leads(
+    ids uuid[],
+    as_of timestamptz,
+    run_id uuid,
+    batch_number integer default 1,
+    rehearsal boolean default false
+) returns uuid[]
+language plpgsql volatile strict security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $function$
+declare
+    v_expired uuid[];
+begin
+    with expired as (
+        update crm.leads as l
+        set
+            status = 'Expired',
+            expired_at = expire_leads.as_of,
+            updated_at = expire_leads.as_of,
+            version = l.version + 1
+        where
+            l.id = any(expire_leads.ids)
+            and l.status = 'Active'
+            and l.expires_at < expire_leads.as_of
+        returning l.id, l.tenant_id, l.executor_agent_user_id, l.primary_investor_user_id, l.expires_at
+    ),
+
+    events as (
+        insert into outbox.event (
+            aggregate_type, aggregate_id, tenant_id, event_type, contract_version, topic, payload,
+            correlation_id, traceparent, occurred_at
+        )
+        select
+            'Lead',
+            e.id,
+            e.tenant_id,
+            'LeadExpiredEvent',
+            1,
+            'pin.crm.lead-expired.v1',
+            jsonb_build_object(
+                'leadId', e.id,
+                'tenantId', e.tenant_id,
+                'agentUserId', e.executor_agent_user_id,
+                'investorUserId', e.primary_investor_user_id,
+                'expiredAt', outbox.utc(expire_leads.as_of)
+            ),
+            expire_leads.run_id,
+            outbox.traceparent(expire_leads.run_id, expire_leads.batch_number),
+            expire_leads.as_of
+        from expired as e
+        where not expire_leads.rehearsal
+        order by e.expires_at, e.id
+    ),
+
+    audit as (
+        insert into crm.audit_log (
+            tenant_id, entity_type, entity_id, action, actor, from_status, to_status, correlation_id, occurred_at
+        )
+        select
+            e.tenant_id, 'Lead', e.id, 'Expire', 'system', 'Active', 'Expired', expire_leads.run_id, expire_leads.as_of
+        from expired as e
+        where not expire_leads.rehearsal
+    )
+
+    select array_agg(e.id) into v_expired from expired as e;
+    return coalesce(v_expired, '{}');
+end
+$function$;
+
+comment on function crm.expire_leads(uuid[], timestamptz, uuid, integer, boolean) is
+'Expire(as_of) for these leads: those still Active and past their deadline become Expired, with one event and one audit row each; the others are left alone (INV-LEAD-4). Returns the ids that expired. rehearsal changes the rows only, to learn whether they can be changed, and is for a subtransaction that is rolled back.';

@@ -1,0 +1,48 @@
+create or replace procedure expiration.run_upkeep()
+language plpgsql
+as $procedure$
+declare
+    v_step pg_catalog.text;
+    v_runs pg_catalog.int8;
+    v_sqlstate pg_catalog.text;
+    v_message pg_catalog.text;
+    v_first_sqlstate pg_catalog.text;
+    v_first_message pg_catalog.text;
+begin
+    commit;
+    -- one step that fails does not keep the others from being done; the first failure is raised at the end
+    foreach v_step in array array['make partitions', 'reap runs', 'purge history', 'purge history of pg_cron'] loop
+        loop
+            v_runs := 0;
+            v_sqlstate := null;
+            begin
+                case v_step
+                    when 'make partitions' then perform outbox.make_partitions();
+                    when 'reap runs' then perform expiration.reap_runs();
+                    when 'purge history' then v_runs := (select p.runs from expiration.purge_history() as p);
+                    when 'purge history of pg_cron' then perform expiration.purge_cron_history();
+                end case;
+            exception
+                when query_canceled or assert_failure or others then
+                    get stacked diagnostics v_sqlstate = returned_sqlstate, v_message = message_text;
+            end;
+            commit;
+            if v_sqlstate is not null then
+                raise warning '%: % (%)', v_step, v_message, v_sqlstate;
+                v_first_message := coalesce(v_first_message, pg_catalog.format('%s: %s', v_step, v_message));
+                v_first_sqlstate := coalesce(v_first_sqlstate, v_sqlstate);
+            end if;
+            exit when v_runs operator(pg_catalog.=) 0;
+        end loop;
+    end loop;
+    if v_first_sqlstate is not null then
+        raise exception using
+            errcode = v_first_sqlstate,
+            message = v_first_message,
+            hint = 'The other steps of upkeep were done; call it again when the cause is gone.';
+    end if;
+end
+$procedure$;
+
+comment on procedure expiration.run_upkeep() is
+'Keeps house, once an hour say: partitions of the outbox ahead, abandoned runs marked, old history purged, ours and pg_cron''s. Not inside a transaction block.';
