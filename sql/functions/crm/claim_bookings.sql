@@ -21,8 +21,8 @@ begin
     -- could cost the ordered index scan
     if claim_bookings.phase = 'Reserve' then
         select
-            array_agg(c.id order by c.deadline, c.id),
-            array_agg(c.deadline order by c.deadline, c.id)
+            array_agg(c.id),
+            array_agg(c.deadline)
         into v_claim.ids, v_claim.deadlines
         from (
             select b.id, b.reserve_expires_at as deadline
@@ -46,8 +46,8 @@ begin
         ) as c;
     else
         select
-            array_agg(c.id order by c.deadline, c.id),
-            array_agg(c.deadline order by c.deadline, c.id)
+            array_agg(c.id),
+            array_agg(c.deadline)
         into v_claim.ids, v_claim.deadlines
         from (
             select b.id, b.booking_expires_at as deadline

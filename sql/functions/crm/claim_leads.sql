@@ -18,8 +18,8 @@ begin
     -- (it takes a function that locks rows for one that could be stable)
     -- the marker is a scalar subquery: a join could cost the ordered index scan
     select
-        array_agg(c.id order by c.expires_at, c.id),
-        array_agg(c.expires_at order by c.expires_at, c.id)
+        array_agg(c.id),
+        array_agg(c.expires_at)
     into v_claim.ids, v_claim.deadlines
     from (
         select l.id, l.expires_at

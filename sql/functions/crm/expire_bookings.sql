@@ -9,6 +9,8 @@ create or replace function crm.expire_bookings(
 language plpgsql volatile strict security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
 set jit = off
 as $function$
 declare
@@ -17,18 +19,21 @@ declare
         else array['Booked']
     end;
     v_to constant text := expire_bookings.phase || 'Expired';
+    -- the same for the whole batch, so made once and not a row
+    v_expired_at constant text := outbox.utc(expire_bookings.as_of);
+    v_traceparent constant text := outbox.traceparent(expire_bookings.run_id, expire_bookings.batch_number);
     v_expired uuid[];
 begin
     -- locked first, so that the status before is the one that the guard has seen
     with due as materialized (
         select b.id, b.status
-        from crm.bookings as b
+        from unnest(expire_bookings.ids) as claimed (id)
+        inner join crm.bookings as b on claimed.id = b.id
         where
-            b.id = any(expire_bookings.ids)
-            and b.status = any(v_from)
+            b.status = any(v_from)
             and case when b.status = 'Booked' then b.booking_expires_at else b.reserve_expires_at end
             < expire_bookings.as_of
-        for no key update
+        for no key update of b
     ),
 
     expired as (
@@ -67,10 +72,10 @@ begin
                 'dealId', e.deal_id,
                 'propertyObjectId', e.property_object_id,
                 'phase', expire_bookings.phase,
-                'expiredAt', outbox.utc(expire_bookings.as_of)
+                'expiredAt', v_expired_at
             ),
             expire_bookings.run_id,
-            outbox.traceparent(expire_bookings.run_id, expire_bookings.batch_number),
+            v_traceparent,
             expire_bookings.as_of
         from expired as e
         where not expire_bookings.rehearsal

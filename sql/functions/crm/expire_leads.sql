@@ -8,9 +8,14 @@ create or replace function crm.expire_leads(
 language plpgsql volatile strict security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
 set jit = off
 as $function$
 declare
+    -- the same for the whole batch, so made once and not a row
+    v_expired_at constant text := outbox.utc(expire_leads.as_of);
+    v_traceparent constant text := outbox.traceparent(expire_leads.run_id, expire_leads.batch_number);
     v_expired uuid[];
 begin
     with expired as (
@@ -20,8 +25,9 @@ begin
             expired_at = expire_leads.as_of,
             updated_at = expire_leads.as_of,
             version = l.version + 1
+        from unnest(expire_leads.ids) as claimed (id)
         where
-            l.id = any(expire_leads.ids)
+            l.id = claimed.id
             and l.status = 'Active'
             and l.expires_at < expire_leads.as_of
         returning l.id, l.tenant_id, l.executor_agent_user_id, l.primary_investor_user_id, l.expires_at
@@ -44,10 +50,10 @@ begin
                 'tenantId', e.tenant_id,
                 'agentUserId', e.executor_agent_user_id,
                 'investorUserId', e.primary_investor_user_id,
-                'expiredAt', outbox.utc(expire_leads.as_of)
+                'expiredAt', v_expired_at
             ),
             expire_leads.run_id,
-            outbox.traceparent(expire_leads.run_id, expire_leads.batch_number),
+            v_traceparent,
             expire_leads.as_of
         from expired as e
         where not expire_leads.rehearsal
