@@ -80,5 +80,32 @@ create schema if not exists crm authorization crm_owner;
 create schema if not exists outbox authorization crm_owner;
 create schema if not exists expiration authorization crm_owner;
 
+do $comments$
+declare
+    v_schema record;
+begin
+    for v_schema in
+        select *
+        from (values
+            ('crm', 'The domain: leads, bookings and what hangs on them; their transitions, batches and commands.'),
+            ('outbox', 'Integration events: append only, partitioned by day, read from the log by Debezium.'),
+            ('expiration', 'The engine: settings, runs, batches and failed items of the jobs; run protocol and views.')
+        ) as ours (name, purpose)
+    loop
+        -- a schema that was there before us keeps its owner and its comment
+        if exists (
+            select
+            from pg_catalog.pg_namespace n
+            where
+                n.nspname = v_schema.name
+                and n.nspowner = 'crm_owner'::pg_catalog.regrole
+                and pg_catalog.obj_description(n.oid, 'pg_namespace') is null
+        ) then
+            execute pg_catalog.format('comment on schema %I is %L', v_schema.name, v_schema.purpose);
+        end if;
+    end loop;
+end
+$comments$;
+
 -- nothing that the owner makes can be executed by everybody
 alter default privileges for role crm_owner revoke execute on functions from public;

@@ -12,6 +12,7 @@ set enable_seqscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $function$
 declare
     v_from constant text[] := case expire_bookings.phase
@@ -24,6 +25,38 @@ declare
     v_traceparent constant text := outbox.traceparent(expire_bookings.run_id, expire_bookings.batch_number);
     v_expired uuid[];
 begin
+    if expire_bookings.rehearsal then
+        -- a statement of its own: an insert fires the triggers of its statement even when it inserts no row
+        with expired as (
+            update crm.bookings as b
+            set
+                status = v_to,
+                expired_at = expire_bookings.as_of,
+                updated_at = expire_bookings.as_of,
+                version = b.version + 1
+            from crm.bookings as before
+            where b.id = any(expire_bookings.ids) and before.id = b.id and before.status = any(v_from)
+            returning b.id, b.tenant_id, b.deal_id, before.status as from_status
+        ),
+
+        timeline as (
+            insert into crm.deal_timeline (tenant_id, deal_id, booking_id, kind, phase, occurred_at, correlation_id)
+            select
+                e.tenant_id, e.deal_id, e.id, 'BookingExpired', expire_bookings.phase, expire_bookings.as_of,
+                expire_bookings.run_id
+            from expired as e
+        )
+
+        insert into crm.audit_log (
+            tenant_id, entity_type, entity_id, action, actor, from_status, to_status, correlation_id, occurred_at
+        )
+        select
+            e.tenant_id, 'Booking', e.id, 'Expire', 'system', e.from_status, v_to, expire_bookings.run_id,
+            expire_bookings.as_of
+        from expired as e;
+        return '{}';
+    end if;
+
     -- locked first, so that the status before is the one that the guard has seen
     with due as materialized (
         select b.id, b.status
@@ -78,7 +111,6 @@ begin
             v_traceparent,
             expire_bookings.as_of
         from expired as e
-        where not expire_bookings.rehearsal
         order by e.deadline, e.id
     ),
 
@@ -88,7 +120,6 @@ begin
             e.tenant_id, e.deal_id, e.id, 'BookingExpired', expire_bookings.phase, expire_bookings.as_of,
             expire_bookings.run_id
         from expired as e
-        where not expire_bookings.rehearsal
     ),
 
     audit as (
@@ -99,13 +130,12 @@ begin
             e.tenant_id, 'Booking', e.id, 'Expire', 'system', e.from_status, v_to, expire_bookings.run_id,
             expire_bookings.as_of
         from expired as e
-        where not expire_bookings.rehearsal
     )
 
     select array_agg(e.id) into v_expired from expired as e;
-    return coalesce(v_expired, '{}');
+    return coalesce(v_expired, array[]::uuid[]);
 end
 $function$;
 
 comment on function crm.expire_bookings(text, uuid[], timestamptz, uuid, integer, boolean) is
-'Expire(as_of) for these bookings in a phase: those still active and past that phase''s deadline become ReserveExpired or BookingExpired, each with its event, timeline card and audit row; the others are left alone (INV-BKG-5, INV-BKG-8). Returns the ids that expired. rehearsal changes the rows only, to learn whether they can be changed, and is for a subtransaction that is rolled back.';
+'Expire(as_of) for these bookings in a phase: those still active and past that phase''s deadline become ReserveExpired or BookingExpired, each with its event, timeline card and audit row; the others are left alone (INV-BKG-5, INV-BKG-8). Returns the ids that expired. rehearsal leaves the outbox out, to learn whether the fault is its or the row''s, and is for a subtransaction that is rolled back.';

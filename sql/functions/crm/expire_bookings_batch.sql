@@ -21,7 +21,7 @@ begin
     elsif phase not in ('Reserve', 'Booking') then
         perform expiration.raise_error('unknown_phase', phase);
     end if;
-    perform expiration.check_batch('crm.expire_bookings_batch', as_of, batch_size, after_deadline, after_id);
+    perform expiration.check_batch('crm.expire_bookings_batch', as_of, batch_size, batch_number, after_deadline, after_id);
     v_claim := crm.claim_bookings(phase, as_of, batch_size, after_deadline, after_id);
     v_result := expiration.expire_claimed('booking-expiration', phase, v_claim, as_of, v_run_id, batch_number);
     -- what is still due in the batch's range was held by somebody else

@@ -15,7 +15,7 @@ declare
     v_claim expiration.claim;
     v_result expiration.batch_result;
 begin
-    perform expiration.check_batch('crm.expire_leads_batch', as_of, batch_size, after_deadline, after_id);
+    perform expiration.check_batch('crm.expire_leads_batch', as_of, batch_size, batch_number, after_deadline, after_id);
     v_claim := crm.claim_leads(as_of, batch_size, after_deadline, after_id);
     v_result := expiration.expire_claimed('lead-expiration', 'Lead', v_claim, as_of, v_run_id, batch_number);
     -- what is still due in the batch's range was held by somebody else

@@ -10,6 +10,8 @@ begin
     select r.* into v_run from expiration.run as r where r.id = batch_failed.run_id;
     if not found then
         perform expiration.raise_error('unknown_run', coalesce(batch_failed.run_id::text, 'null'));
+    elsif batch_failed.sqlstate is null then
+        perform expiration.raise_error('null_argument', 'sqlstate', 'expiration.batch_failed');
     end if;
     select j.max_transient_retries into strict v_max from expiration.job as j where j.name = v_run.job;
 

@@ -2,6 +2,7 @@ create or replace function expiration.check_batch(
     function_name text,
     as_of timestamptz,
     batch_size integer,
+    batch_number integer,
     after_deadline timestamptz,
     after_id uuid
 ) returns void
@@ -12,6 +13,7 @@ declare
     v_null constant text := case
         when as_of is null then 'as_of'
         when batch_size is null then 'batch_size'
+        when batch_number is null then 'batch_number'
         when after_deadline is null then 'after_deadline'
         when after_id is null then 'after_id'
     end;
@@ -31,5 +33,5 @@ begin
 end
 $function$;
 
-comment on function expiration.check_batch(text, timestamptz, integer, timestamptz, uuid) is
+comment on function expiration.check_batch(text, timestamptz, integer, integer, timestamptz, uuid) is
 'Refuses a batch with bad arguments (XP001, XP002, XP005) or in a transaction that is not read committed (XP008).';

@@ -9,6 +9,7 @@ language plpgsql volatile strict security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $function$
 declare
     v_waiting uuid[];

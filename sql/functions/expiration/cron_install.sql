@@ -15,8 +15,11 @@ begin
             'cron_missing',
             current_database(),
             coalesce(
-                ' (it lives in database ' || nullif(current_setting('cron.database_name', true), '')
-                || '; from there, schedule by cron.schedule_in_database)',
+                -- only some may read that setting
+                case when pg_has_role('pg_read_all_settings', 'usage') then
+                    ' (it lives in database ' || nullif(current_setting('cron.database_name', true), '')
+                    || '; from there, schedule by cron.schedule_in_database)'
+                end,
                 ''
             )
         );

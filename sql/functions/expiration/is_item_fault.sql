@@ -3,12 +3,13 @@ create or replace function expiration.is_item_fault(
     item_id uuid,
     as_of timestamptz,
     run_id uuid,
-    fault_sqlstate text,
     schema_name text
 ) returns boolean
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $function$
+declare
+    v_sqlstate text;
 begin
     -- the outbox's and the engine's own tables are never the row's fault
     if schema_name in ('outbox', 'expiration') then
@@ -17,17 +18,20 @@ begin
     begin
         perform expiration.expire_items(phase, array[item_id], as_of, run_id, 0, rehearsal => true);
         perform expiration.raise_error('rehearsal_passed', item_id::text);
-        return false;
+        return null;
     exception
-        when sqlstate 'XP015' then
-            -- changing the row alone goes well: what fails is a record about it, its own values at fault only
-            -- where a table of the domain refused them
-            return left(fault_sqlstate, 2) = '23' and schema_name <> '';
-        when data_exception or integrity_constraint_violation or raise_exception then
-            return true;
+        when others then
+            get stacked diagnostics v_sqlstate = returned_sqlstate;
+            if v_sqlstate = 'XP015' then
+                -- without the outbox all goes well
+                return false;
+            elsif expiration.is_item_sqlstate(v_sqlstate) then
+                return true;
+            end if;
+            raise;
     end;
 end
 $function$;
 
-comment on function expiration.is_item_fault(text, uuid, timestamptz, uuid, text, text) is
-'Whether a failure may be blamed on the row: changing it and nothing else must fail too, by a data exception, an integrity violation or a guard''s exception; or a table of the domain refused a record about it. Everything else is the system''s fault and raises or returns false.';
+comment on function expiration.is_item_fault(text, uuid, timestamptz, uuid, text) is
+'Whether a failure may be blamed on the item: its transition without the outbox must fail too, by a SQLSTATE of the allow-list (is_item_sqlstate). Everything else is the system''s fault and raises or returns false.';

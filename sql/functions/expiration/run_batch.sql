@@ -88,6 +88,9 @@ begin
                     v_number
                 );
                 v_last.retry_failures := v_last.retry_failures + v_result.failed;
+                -- nothing came of it, not even a failure (a trigger that suppresses the change): once a cycle will do
+                v_result.drained := v_result.drained
+                    or v_result.claimed > 0 and v_result.expired = 0 and v_result.failed = 0;
                 v_capped := false;
             end if;
             continue when v_result.claimed = 0 and v_result.skipped_locked = 0 and v_result.drained;

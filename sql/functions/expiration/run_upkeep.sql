@@ -16,12 +16,16 @@ begin
             v_runs := 0;
             v_sqlstate := null;
             begin
-                case v_step
-                    when 'make partitions' then perform outbox.make_partitions();
-                    when 'reap runs' then perform expiration.reap_runs();
-                    when 'purge history' then v_runs := (select p.runs from expiration.purge_history() as p);
-                    when 'purge history of pg_cron' then perform expiration.purge_cron_history();
-                end case;
+                -- no CASE: it would compare by whatever = the caller's search_path finds
+                if v_step operator(pg_catalog.=) 'make partitions' then
+                    perform outbox.make_partitions();
+                elsif v_step operator(pg_catalog.=) 'reap runs' then
+                    perform expiration.reap_runs();
+                elsif v_step operator(pg_catalog.=) 'purge history' then
+                    v_runs := (select p.runs from expiration.purge_history() as p);
+                else
+                    perform expiration.purge_cron_history();
+                end if;
             exception
                 when query_canceled or assert_failure or others then
                     get stacked diagnostics v_sqlstate = returned_sqlstate, v_message = message_text;
