@@ -132,8 +132,8 @@ begin
         from expired as e
     )
 
-    select array_agg(e.id) into v_expired from expired as e;
-    return coalesce(v_expired, array[]::uuid[]);
+    select coalesce(array_agg(e.id), '{}') into v_expired from expired as e;
+    return v_expired;
 end
 $function$;
 
