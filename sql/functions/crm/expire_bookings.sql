@@ -54,7 +54,7 @@ begin
             e.tenant_id, 'Booking', e.id, 'Expire', 'system', e.from_status, v_to, expire_bookings.run_id,
             expire_bookings.as_of
         from expired as e;
-        return '{}';
+        return array[]::uuid[];
     end if;
 
     -- locked first, so that the status before is the one that the guard has seen
@@ -132,7 +132,7 @@ begin
         from expired as e
     )
 
-    select coalesce(array_agg(e.id), '{}') into v_expired from expired as e;
+    select coalesce(array_agg(e.id), array[]::uuid[]) into v_expired from expired as e;
     return v_expired;
 end
 $function$;

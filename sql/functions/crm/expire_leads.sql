@@ -38,7 +38,7 @@ begin
         select
             e.tenant_id, 'Lead', e.id, 'Expire', 'system', 'Active', 'Expired', expire_leads.run_id, expire_leads.as_of
         from expired as e;
-        return '{}';
+        return array[]::uuid[];
     end if;
 
     with expired as (
