@@ -107,5 +107,23 @@ begin
 end
 $comments$;
 
+-- a schema that a team has already stays theirs; the owner of the engine works in it
+do $schemas$
+declare
+    v_schema name;
+begin
+    for v_schema in
+        select n.nspname
+        from pg_catalog.pg_namespace as n
+        where
+            n.nspname in ('crm', 'outbox', 'expiration')
+            and not pg_catalog.has_schema_privilege('crm_owner', n.oid, 'usage, create')
+    loop
+        execute pg_catalog.format('grant usage, create on schema %I to crm_owner', v_schema);
+        execute pg_catalog.format('grant usage on schema %I to crm_monitor, crm_runner, crm_app', v_schema);
+    end loop;
+end
+$schemas$;
+
 -- nothing that the owner makes can be executed by everybody
 alter default privileges for role crm_owner revoke execute on functions from public;

@@ -1,9 +1,32 @@
 -- Who may do what. Loaded last, as the owner; monitor is a part of runner, runner of operator (bootstrap.sql).
 
-revoke all on all functions in schema crm, outbox, expiration from public;
-revoke all on all procedures in schema crm, outbox, expiration from public;
-revoke all on all tables in schema crm, outbox, expiration from public;
-revoke all on schema crm, outbox, expiration from public;
+-- PUBLIC gets nothing of ours; what a team has in a schema of the same name stays as it is
+do $public$
+declare
+    v_object record;
+begin
+    for v_object in
+        select 'schema' as kind, n.oid::regnamespace::text as name
+        from pg_namespace as n
+        where n.nspname in ('crm', 'outbox', 'expiration') and n.nspowner = 'crm_owner'::regrole
+        union all
+        select 'routine', p.oid::regprocedure::text
+        from pg_proc as p
+        inner join pg_namespace as n on p.pronamespace = n.oid
+        where n.nspname in ('crm', 'outbox', 'expiration') and p.proowner = 'crm_owner'::regrole
+        union all
+        select 'table', c.oid::regclass::text
+        from pg_class as c
+        inner join pg_namespace as n on c.relnamespace = n.oid
+        where
+            n.nspname in ('crm', 'outbox', 'expiration')
+            and c.relowner = 'crm_owner'::regrole
+            and c.relkind in ('r', 'p', 'v', 'S')
+    loop
+        execute format('revoke all on %s %s from public', v_object.kind, v_object.name);
+    end loop;
+end
+$public$;
 
 -- monitor: sees runs, batches, failed items, settings, the outbox's partitions; no domain data but ids
 grant usage on schema expiration, outbox to crm_monitor;
@@ -21,7 +44,6 @@ grant execute on function
 to crm_monitor;
 
 -- runner: the run protocol, the batches, upkeep, its own entries in pg_cron
-grant usage on schema crm to crm_runner;
 grant execute on function
     expiration.current_driver(),
     expiration.start_run(text, text, text, timestamptz, integer, integer, interval, boolean, boolean),
@@ -51,12 +73,29 @@ grant execute on function
 to crm_operator;
 
 -- app: the CRM's own work; the jobs' tables are none of its business
-grant usage on schema crm to crm_app;
-grant select on
-    crm.leads, crm.bookings, crm.deals, crm.fixations, crm.deal_timeline, crm.audit_log,
-    crm.effective_leads, crm.effective_bookings
-to crm_app;
-grant insert on crm.leads, crm.deals, crm.fixations to crm_app;
+grant select on crm.effective_leads, crm.effective_bookings to crm_app;
+do $app$
+declare
+    v_grant record;
+begin
+    -- a table, or the schema, that belongs to a team has the team's grants
+    for v_grant in
+        select g.privilege, c.oid::regclass::text as name
+        from (values
+            ('select', 'leads'), ('select', 'bookings'), ('select', 'deals'), ('select', 'fixations'),
+            ('select', 'deal_timeline'), ('select', 'audit_log'),
+            ('insert', 'leads'), ('insert', 'deals'), ('insert', 'fixations')
+        ) as g (privilege, name)
+        inner join pg_class as c on c.relname = g.name and c.relnamespace = 'crm'::regnamespace
+        where c.relowner = 'crm_owner'::regrole
+    loop
+        execute format('grant %s on %s to crm_app', v_grant.privilege, v_grant.name);
+    end loop;
+    if (select n.nspowner = 'crm_owner'::regrole from pg_namespace as n where n.nspname = 'crm') then
+        grant usage on schema crm to crm_runner, crm_app;
+    end if;
+end
+$app$;
 grant execute on function
     crm.confirm_booking(uuid, integer, timestamptz, text, uuid),
     crm.extend_booking(uuid, integer, timestamptz, text, uuid),

@@ -20,9 +20,8 @@ declare
         else array['Booked']
     end;
     v_to constant text := expire_bookings.phase || 'Expired';
-    -- the same for the whole batch, so made once and not a row
-    v_expired_at constant text := outbox.utc(expire_bookings.as_of);
-    v_traceparent constant text := outbox.traceparent(expire_bookings.run_id, expire_bookings.batch_number);
+    v_expired_at text;
+    v_traceparent text;
     v_expired uuid[];
 begin
     if expire_bookings.rehearsal then
@@ -57,6 +56,9 @@ begin
         return array[]::uuid[];
     end if;
 
+    -- the same for the whole batch, so made once and not a row
+    v_expired_at := outbox.utc(expire_bookings.as_of);
+    v_traceparent := outbox.traceparent(expire_bookings.run_id, expire_bookings.batch_number);
     -- locked first, so that the status before is the one that the guard has seen
     with due as materialized (
         select b.id, b.status

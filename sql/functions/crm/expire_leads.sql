@@ -14,9 +14,8 @@ set jit = off
 set plan_cache_mode = force_generic_plan
 as $function$
 declare
-    -- the same for the whole batch, so made once and not a row
-    v_expired_at constant text := outbox.utc(expire_leads.as_of);
-    v_traceparent constant text := outbox.traceparent(expire_leads.run_id, expire_leads.batch_number);
+    v_expired_at text;
+    v_traceparent text;
     v_expired uuid[];
 begin
     if expire_leads.rehearsal then
@@ -41,6 +40,9 @@ begin
         return array[]::uuid[];
     end if;
 
+    -- the same for the whole batch, so made once and not a row
+    v_expired_at := outbox.utc(expire_leads.as_of);
+    v_traceparent := outbox.traceparent(expire_leads.run_id, expire_leads.batch_number);
     with expired as (
         update crm.leads as l
         set

@@ -11,6 +11,8 @@ create or replace function expiration.start_run(
 ) returns expiration.run
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
 as $function$
 declare
     v_as_of constant timestamptz := coalesce(start_run.as_of, now());
