@@ -1,0 +1,64 @@
+# `make` explains the targets: each has its line after two number signs.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+BIN := .venv/bin
+CHECKED = $(wildcard pyrunner tests benchmarks docs)
+
+.PHONY: help
+help: ## explain the targets
+	@printf 'usage: make TARGET [VARIABLE=value]\n\n'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r target text; do \
+	  printf '  %-12s %s\n' "$$target" "$$text"; done
+	@printf '\nstart with: make demo\n'
+
+.PHONY: setup
+setup: ## make .venv from the locked package list (the other targets do it by themselves)
+	@.ci/setup
+
+.PHONY: demo
+demo: setup ## start a PostgreSQL of its own, load a CRM and watch its overdue leads and bookings expire
+	@$(BIN)/pyrunner demo $(ARGS)
+
+.PHONY: test
+test: setup ## run all tests; PG=16 takes another PostgreSQL, ARGS='-k lead -x' goes to pytest
+	@$(BIN)/python -m pytest $(if $(PG),--pg $(PG)) $(ARGS)
+
+.PHONY: test-quick
+test-quick: setup ## run the tests that take seconds
+	@$(BIN)/python -m pytest -m 'not slow' $(if $(PG),--pg $(PG)) $(ARGS)
+
+.PHONY: lint
+lint: setup ## check style, format and types
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check . || { echo 'lint: format these files by: make format' >&2; $(BIN)/ruff format --check .; exit 1; }
+	@$(BIN)/mypy --no-error-summary $(CHECKED)
+	@echo 'lint: clean'
+
+.PHONY: format
+format: setup ## format the Python code and mend what the linter can
+	@$(BIN)/ruff check --quiet --fix-only .
+	@$(BIN)/ruff format .
+
+.PHONY: bench
+bench: setup ## measure speed and memory beside hand-written loops (minutes)
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+.PHONY: docs
+docs: setup ## write the reference pages anew from the comments in the database
+	@$(BIN)/python docs/reference.py
+
+.PHONY: wheel
+wheel: setup ## build the wheel, SQL included, into dist/
+	@$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist .
+	@ls dist/pyrunner-*.whl
+
+.PHONY: lock
+lock: ## write requirements.lock anew from pyproject.toml (UPGRADE=1 takes newer versions)
+	@.ci/lock $(if $(UPGRADE),--upgrade)
+
+.PHONY: clean
+clean: ## stop the demo's server and remove what make has made
+	@if [ -x $(BIN)/pyrunner ] && [ -d .pyrunner ]; then $(BIN)/pyrunner demo --stop --remove; fi
+	@rm -rf .venv .cache .pyrunner .setup.lock dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@find pyrunner tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
