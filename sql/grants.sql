@@ -40,7 +40,8 @@ grant execute on function
     expiration.raise_error(text, text[]), expiration.check_job(text, text),
     expiration.is_alive(expiration.run), expiration.last_sign_of_life(uuid), expiration.run_result(expiration.run),
     expiration.log_item(uuid), expiration.cron_job(),
-    expiration.preview(text, timestamptz, integer)
+    expiration.preview(text, timestamptz, integer),
+    outbox.partition_start(oid)
 to crm_monitor;
 
 -- runner: the run protocol, the batches, upkeep, its own entries in pg_cron

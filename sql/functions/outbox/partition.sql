@@ -11,7 +11,7 @@ inner join pg_catalog.pg_class as c on i.inhrelid = c.oid
 cross join lateral (
     select
         pg_catalog.pg_get_expr(c.relpartbound, c.oid) = 'DEFAULT' as is_default,
-        pg_catalog.substring(pg_catalog.pg_get_expr(c.relpartbound, c.oid), 'FROM \(''([^'']+)''\)')::timestamptz as from_time
+        outbox.partition_start(c.oid) as from_time
 ) as p
 where i.inhparent = 'outbox.event'::pg_catalog.regclass;
 
