@@ -4,6 +4,9 @@
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 CHECKED = $(wildcard pyrunner tests benchmarks docs)
+# each test process has a server of its own; one that was given is not shared, since roles belong to the whole server
+WORKERS ?= $(if $(PYRUNNER_TEST_DSN),0,2)
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(if $(PG),--pg $(PG))
 
 .PHONY: help
 help: ## explain the targets
@@ -21,12 +24,12 @@ demo: setup ## start a PostgreSQL of its own, load a CRM and watch its overdue l
 	@$(BIN)/pyrunner demo $(ARGS)
 
 .PHONY: test
-test: setup ## run all tests; PG=16 takes another PostgreSQL, ARGS='-k lead -x' goes to pytest
-	@$(BIN)/python -m pytest $(if $(PG),--pg $(PG)) $(ARGS)
+test: setup ## run all tests (PG=16 takes another PostgreSQL; ARGS='-k lead -x' goes to pytest)
+	@$(PYTEST) $(ARGS)
 
 .PHONY: test-quick
 test-quick: setup ## run the tests that take seconds
-	@$(BIN)/python -m pytest -m 'not slow' $(if $(PG),--pg $(PG)) $(ARGS)
+	@$(PYTEST) -m 'not slow' $(ARGS)
 
 .PHONY: lint
 lint: setup ## check style, format and types

@@ -138,6 +138,7 @@ def test_the_script_adopts_a_lock_and_migrations_of_yoyo_alone(bare_db: Database
     assert len(record(bare_db)["checksums"]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("major", [15, 16])
 def test_the_script_needs_no_superuser(private_server: Callable[..., Server], major: int) -> None:
     with private_server(major).database(installed=False) as database:

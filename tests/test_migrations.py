@@ -100,6 +100,10 @@ def test_every_file_has_made_the_object_that_it_is_named_after(db: Database) -> 
     )
 
 
+def test_the_database_tells_the_program_s_version(db: Database) -> None:
+    assert db.value("select expiration.schema_version()") == pyrunner.__version__
+
+
 def test_everything_belongs_to_the_owner_role(db: Database) -> None:
     assert not db.rows(
         "select pg_describe_object(classid, objid, 0) from pg_shdepend where deptype = 'o'"
@@ -410,6 +414,16 @@ def test_a_view_shows_columns_that_a_migration_added(bare_db: Database, tmp_path
     folder.migration("0002.colour", "alter table crm.item add column colour text;")
     migrate(bare_db.dsn, sql_root=folder.root)
     assert bare_db.rows("select colour from crm.items") == []
+
+
+def test_names_without_a_schema_are_not_looked_up_on_anybody_s_search_path(
+    bare_db: Database, tmp_path: Path
+) -> None:
+    folder = small(tmp_path / "sql").file(
+        "crm.items", "create or replace view crm.items as select id from item;"
+    )
+    with pytest.raises(DatabaseError, match=r'crm/items.sql, line 1: relation "item" does not exist'):
+        migrate(f"{bare_db.dsn} options='-c search_path=crm'", sql_root=folder.root)
 
 
 def test_an_error_in_a_file_names_file_and_line_and_changes_nothing(
@@ -744,6 +758,7 @@ def test_nothing_to_do_needs_no_lock_on_any_table_or_view(bare_db: Database) -> 
     holder.rollback()
 
 
+@pytest.mark.slow
 def test_sessions_that_execute_functions_all_the_time_notice_nothing(bare_db: Database) -> None:
     migrate(bare_db.dsn)
     over = threading.Event()
@@ -935,6 +950,7 @@ def dba(private_server: Callable[..., Server]) -> Iterator[Callable[..., tuple[D
         yield make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("major", [15, 16])
 def test_createrole_and_create_on_the_database_are_enough(
     dba: Callable[..., tuple[Database, str]], major: int
@@ -1001,6 +1017,7 @@ def test_a_schema_of_somebody_else_is_named(dba: Callable[..., tuple[Database, s
     assert database.value("select count(*) from crm.leads") == 0
 
 
+@pytest.mark.slow
 def test_a_member_of_the_owner_may_upgrade(dba: Callable[..., tuple[Database, str]]) -> None:
     database, dsn = dba()
     migrate(dsn)
@@ -1010,6 +1027,7 @@ def test_a_member_of_the_owner_may_upgrade(dba: Callable[..., tuple[Database, st
     assert check_installation(dsn).status is Installed.CURRENT
 
 
+@pytest.mark.slow
 def test_databases_of_a_new_server_can_be_installed_at_once(private_server: Callable[..., Server]) -> None:
     server = private_server()
     with ExitStack() as stack:
@@ -1017,6 +1035,26 @@ def test_databases_of_a_new_server_can_be_installed_at_once(private_server: Call
         applied = every[0].sessions(3, lambda _, number: migrate(every[number].dsn).applied)
         assert applied == [tuple(MIGRATIONS)] * 3
         assert len({dump(database) for database in every}) == 1
+
+
+@pytest.mark.slow
+def test_roles_and_grants_that_another_database_makes_at_this_moment_are_waited_for(
+    dba: Callable[..., tuple[Database, str]],
+) -> None:
+    database, dsn = dba()
+    elsewhere = database.connect(autocommit=False)
+    elsewhere.execute("create role crm_owner nologin")
+    waiting = database.background(lambda _: migrate(dsn))
+    wait_until(lambda: waiting_for_lock(database), what="migrate waits for the role")
+    elsewhere.commit()
+    assert waiting.result().applied == tuple(MIGRATIONS)
+
+    database.rows('revoke crm_owner from "our DBA"')
+    elsewhere.execute('grant crm_owner to "our DBA"')
+    waiting = database.background(lambda _: migrate(dsn))
+    wait_until(lambda: waiting_for_lock(database), what="migrate waits for the grant")
+    elsewhere.commit()
+    assert waiting.result().applied == ()
 
 
 def test_each_command_s_role_may_read_what_is_installed(db: Database) -> None:
@@ -1092,6 +1130,7 @@ def test_uninstalling_twice_is_no_error(db: Database) -> None:
     assert not [name for name in uninstall(db.dsn, drop_data=True).dropped if not name.startswith("role")]
 
 
+@pytest.mark.slow
 def test_roles_go_with_the_last_database_that_needs_them(private_server: Callable[..., Server]) -> None:
     server = private_server()
     with server.database(installed=False) as first, server.database(installed=False) as second:

@@ -30,27 +30,23 @@ def terminated(sql: str) -> str:
 
 def sources(tree: SqlTree) -> str:
     """Puts the files of functions and views, in their order, into expiration.installed_file for load.sql."""
-    rows = [
-        f"({quoted(source.path)}, {part}, {{}}, {quoted(unit.kind)}, {quoted(checksum(unit.source))},\n"
-        f"{dollar_quoted(unit.source, 'source')})"
+    pieces = ["-- position 0 marks a file that is gone\nupdate expiration.installed_file set position = 0;\n"]
+    units = [
+        (source.path, part, unit)
         for source in tree.sources
         for part, unit in enumerate(source.units, start=1)
     ]
-    return "\n".join(
-        [
-            "-- position 0 marks a file that is gone",
-            "update expiration.installed_file set position = 0;",
-            *(
-                "insert into expiration.installed_file (file, part, position, kind, checksum, source)\n"
-                "values "
-                f"{row.replace('{}', str(position), 1)}\n"
-                "on conflict (file, part) do update set position = excluded.position, kind = excluded.kind,"
-                " checksum = excluded.checksum, source = excluded.source;\n"
-                for position, row in enumerate(rows, start=1)
-            ),
-            "delete from expiration.installed_file where position = 0;\n",
-        ]
-    )
+    for position, (path, part, unit) in enumerate(units, start=1):
+        pieces.append(
+            "insert into expiration.installed_file (file, part, position, kind, checksum, source)\n"
+            f"values ({quoted(path)}, {part}, {position}, {quoted(unit.kind)},\n"
+            f"    {quoted(checksum(unit.source))},\n"
+            f"{dollar_quoted(unit.source, 'source')})\n"
+            "on conflict (file, part) do update set position = excluded.position, kind = excluded.kind,"
+            " checksum = excluded.checksum, source = excluded.source;\n"
+        )
+    pieces.append("delete from expiration.installed_file where position = 0;\n")
+    return "\n".join(pieces)
 
 
 def completed(tree: SqlTree) -> str:

@@ -184,8 +184,8 @@ comment on column expiration.failed_item.sqlstate is 'SQLSTATE of the last failu
 comment on column expiration.failed_item.message is 'Message of the last failure.';
 comment on column expiration.failed_item.run_id is 'Run of the last failure.';
 comment on column expiration.failed_item.row_xmin is 'Version (xmin) of the row that failed; a row with another one is claimed as any other.';
--- without job and phase: the claim's look-up of one item must not be able to walk this index
-create index ix_failed_item_last_failed_at on expiration.failed_item (last_failed_at, item_id);
+-- this column alone: the claim's look-up of one item must not be able to walk this index
+create index ix_failed_item_last_failed_at on expiration.failed_item (last_failed_at);
 comment on index expiration.ix_failed_item_last_failed_at is 'Failed items, longest waiting first.';
 
 create table expiration.purged_batch_total (

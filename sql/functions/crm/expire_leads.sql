@@ -27,7 +27,7 @@ begin
                 expired_at = expire_leads.as_of,
                 updated_at = expire_leads.as_of,
                 version = l.version + 1
-            where l.id = any(expire_leads.ids) and l.status = 'Active'
+            where l.id = any(expire_leads.ids) and case when l.status = 'Active' then true end
             returning l.id, l.tenant_id
         )
 
@@ -53,8 +53,8 @@ begin
         from unnest(expire_leads.ids) as claimed (id)
         where
             l.id = claimed.id
-            and l.status = 'Active'
-            and l.expires_at < expire_leads.as_of
+            -- as a case, lest a plan made on stale statistics walks the index of the deadlines for ids that it has
+            and case when l.status = 'Active' then l.expires_at < expire_leads.as_of end
         returning l.id, l.tenant_id, l.executor_agent_user_id, l.primary_investor_user_id, l.expires_at
     ),
 

@@ -51,25 +51,50 @@ begin
         select
             w.*,
             row_number() over (
-                partition by w.ordinal order by w.step, w.last_failed_at, w.deadline, w.item_id
-            ) - 1 as position
+                partition by w.ordinal, w.step
+                order by w.last_failed_at, case when w.step = 'claim' then w.deadline end, w.item_id
+            ) - 1 as position,
+            count(*) filter (where w.step = 'claim') over (partition by w.ordinal) as claims
         from waiting as w
+    ),
+
+    planned as (
+        select
+            n.*,
+            c.cycle,
+            case
+                when n.step = 'claim' then (n.position % v_budget) / v_job.batch_size
+                else
+                    -- behind the claims of that cycle
+                    case when c.cycle = n.claims / v_budget then n.claims % v_budget + v_job.batch_size - 1 else 0 end
+                    / v_job.batch_size
+                    + n.position % nullif(v_job.retry_failures_per_cycle, 0) / v_job.batch_size
+            end as batch
+        from numbered as n
+        cross join lateral (
+            select
+                case
+                    when n.step = 'claim' then n.position / v_budget
+                    -- from the first cycle on that has claimed less than it may; all fail again, for all we know
+                    else n.claims / v_budget + n.position / nullif(v_job.retry_failures_per_cycle, 0)
+                end as cycle
+        ) as c
     )
 
     select
-        n.phase,
-        n.step,
-        n.item_id,
-        n.tenant_id,
-        n.deadline,
-        (n.position / v_budget)::integer + 1,
-        ((n.position % v_budget) / v_job.batch_size)::integer + 1,
-        coalesce(v_next, now()) + (n.position / v_budget) * v_job.period
-    from numbered as n
-    where n.position < v_budget * preview.cycles
-    order by n.position / v_budget, n.step, n.ordinal, n.position;
+        p.phase,
+        p.step,
+        p.item_id,
+        p.tenant_id,
+        p.deadline,
+        p.cycle::integer + 1,
+        p.batch::integer + 1,
+        coalesce(v_next, now()) + p.cycle * v_job.period
+    from planned as p
+    where p.cycle < preview.cycles
+    order by p.cycle, p.step, p.ordinal, p.position;
 end
 $function$;
 
 comment on function expiration.preview(text, timestamptz, integer) is
-'What the next cycles would take, in their order, changing nothing: with the cycle (1 = the next), the batch of its phase, and when that cycle is expected. step retry: failed before, tried again after the healthy ones, a bounded number of failures a cycle. as_of may lie ahead, to see what will be due then.';
+'What the next cycles would take, in their order, changing nothing: with the cycle (1 = the next), the batch of its phase, and when that cycle is expected. step retry: failed before, tried again after the healthy ones, retry_failures_per_cycle of them a cycle as long as they fail. as_of may lie ahead, to see what will be due then.';

@@ -7,7 +7,7 @@ declare
     v_run expiration.run;
     v_report expiration.batch_report;
     v_retry pg_catalog.bool;
-    v_delay pg_catalog.interval;
+    v_delay pg_catalog.interval := '0';
     v_sqlstate pg_catalog.text;
     v_message pg_catalog.text;
     v_hint pg_catalog.text;
@@ -17,16 +17,20 @@ begin
     v_run := expiration.start_run(
         job => run_job.job, driver => expiration.current_driver(), as_of => run_job.as_of, whole_statement => true
     );
-    commit;
+    -- between a COMMIT and SET TRANSACTION nothing may be evaluated: planning an expression takes a snapshot
     if v_run.status operator(pg_catalog.=) 'skipped' then
+        commit;
         raise notice '% skipped: %', run_job.job, v_run.error;
         return;
     end if;
+    commit;
 
     loop
         set transaction isolation level read committed;
         v_sqlstate := null;
         begin
+            perform pg_catalog.pg_sleep_for(v_delay);
+            v_delay := '0';
             v_report := expiration.run_batch(v_run.id);
         exception
             -- nothing is hidden: whatever it is goes on record, and is raised again
@@ -35,13 +39,13 @@ begin
                     v_sqlstate = returned_sqlstate, v_message = message_text, v_hint = pg_exception_hint;
         end;
         if v_sqlstate is null then
-            commit;
             exit when v_report.state operator(pg_catalog.=) 'done';
+            commit;
         else
             select f.retry, f.delay into v_retry, v_delay
             from expiration.batch_failed(v_run.id, v_sqlstate, v_message) as f;
-            commit;
             if not v_retry then
+                commit;
                 raise exception using
                     errcode = v_sqlstate,
                     message = v_message,
@@ -51,7 +55,6 @@ begin
                     ),
                     hint = v_hint;
             end if;
-            perform pg_catalog.pg_sleep_for(v_delay);
             commit;
         end if;
     end loop;
