@@ -62,6 +62,6 @@ lock: ## write requirements.lock anew from pyproject.toml (UPGRADE=1 takes newer
 
 .PHONY: clean
 clean: ## stop the demo's server and remove what make has made
-	@if [ -x $(BIN)/pyrunner ] && [ -d .pyrunner ]; then $(BIN)/pyrunner demo --stop --remove; fi
-	@rm -rf .venv .cache .pyrunner .setup.lock dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@if [ -x $(BIN)/pyrunner ]; then $(BIN)/pyrunner demo --remove >/dev/null || echo 'clean: the demo in .pyrunner was left alone' >&2; fi
+	@rm -rf .venv .cache .setup.lock dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	@find pyrunner tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

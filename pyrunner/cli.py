@@ -184,11 +184,14 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
+    dsn: DsnOption = None,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    pass
+    if dsn is not None:
+        # before the command it says the same as behind it
+        os.environ["PYRUNNER_DSN"] = dsn
 
 
 # ---------------------------------------------------------------------------------------------- installation
@@ -279,7 +282,18 @@ def print_sql() -> None:
     """Print the whole installation as one script, for a DBA who runs no Python: pyrunner sql | psql."""
     from pyrunner.migrations import install_script
 
-    print(install_script(), end="")  # noqa: T201
+    with _reader_may_leave():
+        print(install_script(), end="", flush=True)  # noqa: T201
+
+
+@contextlib.contextmanager
+def _reader_may_leave() -> Iterator[None]:
+    """For much output: whoever reads it may have seen enough before its end."""
+    try:
+        yield
+    except BrokenPipeError:
+        # nobody is told at the end that the rest cannot be written
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager
@@ -642,8 +656,9 @@ def logs(
     log = make_log(level, human=sys.stdout.isatty() and not as_json, to_stdout=True)
     with session(_dsn(dsn), "logs", "crm_monitor", read_only=True) as connection:
         events = (follow if follow_on else read)(connection, since=start, level=level, job=job, run_id=run_id)
-        for event in events:
-            emit(log, event, connection.info.dbname)
+        with _reader_may_leave():
+            for event in events:
+                emit(log, event, connection.info.dbname)
 
 
 @app.command()
@@ -962,10 +977,6 @@ def main() -> None:
     except psycopg.Error as error:
         known = from_database(error)
         _leave(known, known.exit_code)
-    except BrokenPipeError:
-        # whoever read our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(ExitCode.DONE)
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)
     except Exception as error:

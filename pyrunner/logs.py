@@ -3,15 +3,16 @@
 The events of runs come from the view expiration.log_event, so that pg_cron's runs and ours say the same.
 """
 
+import contextlib
 import json
 import logging
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TextIO
+from typing import Any, Final
 from uuid import UUID
 
 import structlog
@@ -34,15 +35,16 @@ _FETCH: Final = 1000
 
 
 class _Lines:
-    """Writes whole lines to the stream that is standard error, or output, at that moment."""
+    """Writes whole lines to standard error or output, whatever that is at the moment."""
 
-    def __init__(self, stream: Callable[[], TextIO]) -> None:
-        self._stream = stream
+    def __init__(self, *, to_stdout: bool) -> None:
+        self._to_stdout = to_stdout
         self._lock = threading.Lock()
 
     def msg(self, line: str) -> None:
-        with self._lock:
-            stream = self._stream()
+        # work goes on when whoever collects its log is gone; output that nobody reads is not worth any
+        with self._lock, contextlib.nullcontext() if self._to_stdout else contextlib.suppress(OSError):
+            stream = sys.stdout if self._to_stdout else sys.stderr
             stream.write(line + "\n")
             stream.flush()
 
@@ -57,7 +59,7 @@ def make_log(level: LogLevel, *, human: bool, to_stdout: bool = False) -> Log:
         else structlog.processors.JSONRenderer(json.dumps, ensure_ascii=False, default=str)
     )
     log: Log = structlog.wrap_logger(
-        _Lines(lambda: sys.stdout if to_stdout else sys.stderr),
+        _Lines(to_stdout=to_stdout),
         processors=[_in_order, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
     )

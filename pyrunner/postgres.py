@@ -27,7 +27,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, Literal, Self
 
@@ -129,8 +130,7 @@ def local_binaries() -> list[Binaries]:
         for folder in Path("/").glob(pattern[1:])
     ]
     if pg_config := shutil.which("pg_config"):
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            places.append(Path(_output_of(pg_config, "--bindir")))
+        places.append(Path(_output_of(pg_config, "--bindir")))
     if postgres := shutil.which("postgres"):
         places.append(Path(postgres).resolve().parent)
     found = {}
@@ -211,8 +211,8 @@ class PrivateServer:
         folder: holds data, log, password and lock; made when missing. Everything in it is the server's.
         settings: configuration parameters for the server; written anew at each start.
         port: on 127.0.0.1; when None a free one is taken at the first start and kept while it stays free.
-        socket_dir: a folder that only the server's user can enter; by default one inside `folder`, or a short
-            one in the temporary folder when that path would be too long for a socket.
+        socket_dir: a folder that only the server's user can enter; by default one inside `folder`, or one in
+            the temporary folder when that path would not do for a socket.
         initdb_options: more options for `initdb`, for the first start.
         trust_socket: lets connections by the socket in without a password; its folder keeps others out.
 
@@ -417,7 +417,7 @@ class PrivateServer:
         return self.start()
 
     def destroy(self) -> None:
-        """Stops the server at once and removes its files."""
+        """Stops the server at once and removes its files, and a copy of the binaries that nobody uses."""
         if self.is_running():
             self.stop("immediate")
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -425,12 +425,16 @@ class PrivateServer:
             shutil.rmtree(self.socket_dir, ignore_errors=True)
         if self._home is not None:
             shutil.rmtree(self._home, ignore_errors=True)
+            copy = _home_outside(self.binaries.bindir)
+            if copy.exists() and not _is_in_use(copy):
+                shutil.rmtree(copy, ignore_errors=True)
 
     # ------------------------------------------------------------ inside
 
     def _default_socket_dir(self) -> Path:
         inside = self.folder / "socket"
-        if len(os.fsencode(inside / ".s.PGSQL.65535")) <= LONGEST_SOCKET_PATH:
+        # libpq takes a comma for the end of a host
+        if len(os.fsencode(inside / ".s.PGSQL.65535")) <= LONGEST_SOCKET_PATH and "," not in str(inside):
             return inside
         name = f"pyrunner-{os.geteuid()}-{_digest(self.folder)}"
         return Path(tempfile.gettempdir()) / name
@@ -655,7 +659,6 @@ class PrivateServer:
 class _Postmaster:
     pid: int
     port: int
-    host: str = field(default="127.0.0.1")
 
 
 # ------------------------------------------------------------ processes
@@ -697,13 +700,26 @@ def _is_postmaster_of(pid: int, data: Path) -> bool:
         return False
     try:
         return Path(f"/proc/{pid}/cwd").readlink() == data.resolve()
-    except PermissionError:
-        pass
     except OSError:
-        if Path("/proc/self/cwd").exists():
-            return False
-    command = _output_of("ps", "-o", "command=", "-p", str(pid))
-    return "postgres" in command and str(data) in command
+        # root in a container may not look there, not every system has /proc; the command line names it too
+        pass
+    try:
+        program, *words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        command = _output_of("ps", "-o", "command=", "-p", str(pid))
+        return "postgres" in command and str(data) in command
+    return Path(program).name == "postgres" and any(
+        flag == "-D" and Path(value).resolve() == data.resolve() for flag, value in pairwise(words)
+    )
+
+
+def _is_in_use(folder: Path) -> bool:
+    """Whether any process runs a program that stands in the folder."""
+    for entry in Path("/proc").glob("[0-9]*/exe"):
+        with contextlib.suppress(OSError):
+            if entry.readlink().is_relative_to(folder):
+                return True
+    return False
 
 
 def _children(parent: int) -> list[int]:
@@ -733,7 +749,11 @@ def _wait_until_gone(pids: Sequence[int], timeout: float) -> bool:
 
 
 def _output_of(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=30).stdout.strip()
+    """What the command prints; nothing when it cannot be run."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=30).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 # ------------------------------------------------------------ files

@@ -25,7 +25,9 @@ MAX_VERSION = 2147483647
 Where = Database | Connection
 
 
-def run(where: Where, query: LiteralString | sql.Composable, *parameters: Any) -> list[tuple[Any, ...]]:
+def run(
+    where: Where, query: LiteralString | sql.SQL | sql.Composed, *parameters: Any
+) -> list[tuple[Any, ...]]:
     """Executes one statement on a connection, or as the superuser; its rows, if it has any."""
     if isinstance(where, Database):
         return where.rows(query, parameters or None)
@@ -38,7 +40,7 @@ def ids_of(rows: Sequence[tuple[Any, ...]]) -> list[UUID]:
     return [row[0] for row in rows]
 
 
-# ------------------------------------------------------------------------------------------------ makers
+# ----------------------------------------------------------------------------------------------------- makers
 
 
 def add_leads(
@@ -50,14 +52,16 @@ def add_leads(
     version: int = 1,
     investor: bool = True,
 ) -> list[UUID]:
-    """Leads whose deadlines passed `due` ago ('-1 day': are a day ahead), a millisecond apart; ids in deadline order."""
+    """Leads whose deadlines passed `due` ago ('-1 day' is ahead), 1 ms apart; ids in deadline order."""
     return ids_of(
         run(
             where,
-            "insert into crm.leads (tenant_id, executor_agent_user_id, primary_investor_user_id, status, expires_at,"
+            "insert into crm.leads (tenant_id, executor_agent_user_id, primary_investor_user_id,"
+            " status, expires_at,"
             " expired_at, version)"
             " select gen_random_uuid(), gen_random_uuid(), case when %s then gen_random_uuid() end, %s,"
-            " now() - %s::interval + n * interval '1 millisecond', case when %s = 'Expired' then now() end, %s"
+            " now() - %s::interval + n * interval '1 millisecond', case when %s = 'Expired' then"
+            " now() end, %s"
             " from generate_series(1, %s) as n order by n returning id",
             investor, status, due, status, version, count,
         )
@@ -177,7 +181,8 @@ def gate(database: Database, phase: str, item_id: UUID) -> Iterator[Connection]:
     run(
         database,
         sql.SQL(
-            "create trigger {} before update on {} for each row when (old.id = {}) execute function public.{}()"
+            "create trigger {} before update on {} for each row when (old.id = {}) execute function"
+            " public.{}()"
         ).format(sql.Identifier(name), table_of(phase), sql.Literal(str(item_id)), sql.Identifier(name)),
     )
     try:
@@ -191,7 +196,7 @@ def open_gate(keeper: Connection) -> None:
     keeper.execute("select pg_advisory_unlock_all()")
 
 
-# ------------------------------------------------------------------------------------------------ callers
+# ---------------------------------------------------------------------------------------------------- callers
 
 
 def run_job(where: Where, job: str, as_of: datetime | None = None) -> dict[str, Any]:
@@ -278,7 +283,7 @@ def set_job(where: Where, job: str, **settings: Any) -> None:
 
 @contextmanager
 def refused(sqlstate: str, *parts: str) -> Iterator[pytest.ExceptionInfo[psycopg.Error]]:
-    """The block must raise that SQLSTATE, with these parts in its message, and a hint when it is one of our own."""
+    """The block must raise that SQLSTATE with these parts in its message; one of ours has a hint."""
     with pytest.raises(psycopg.Error) as caught:
         yield caught
     diagnostic = caught.value.diag
@@ -289,7 +294,7 @@ def refused(sqlstate: str, *parts: str) -> Iterator[pytest.ExceptionInfo[psycopg
         assert diagnostic.message_hint
 
 
-# ------------------------------------------------------------------------------------------------ readers
+# ---------------------------------------------------------------------------------------------------- readers
 
 
 def statuses(where: Where, phase: str, ids: Sequence[UUID] | None = None) -> dict[str, int]:
@@ -334,22 +339,26 @@ def preview(where: Where, job: str, **arguments: Any) -> list[dict[str, Any]]:
 
 
 SNAPSHOT_TABLES = (
-    "crm.leads", "crm.bookings", "crm.deals", "crm.fixations", "crm.deal_timeline", "crm.audit_log", "outbox.event",
-    "outbox.settings", "expiration.job", "expiration.run", "expiration.batch", "expiration.failed_item",
-    "expiration.purged_batch_total", "expiration.purged_run_total",
+    "crm.leads", "crm.bookings", "crm.deals", "crm.fixations", "crm.deal_timeline", "crm.audit_log",
+    "outbox.event", "outbox.settings", "expiration.job", "expiration.run", "expiration.batch",
+    "expiration.failed_item", "expiration.purged_batch_total", "expiration.purged_run_total",
 )  # fmt: skip
 
 
 def contents(where: Where, *, locks: bool = False) -> dict[str, list[Any]]:
-    """All rows of all our tables with their row versions, and who has locked them: equal when nothing was changed."""
-    query = sql.SQL("select t.ctid::text, t.xmin::text, {} t.tableoid::text, t::text from {} as t order by t::text, 1")
+    """All rows of our tables with their versions, and who has locked them: equal when nothing was changed."""
+    query = sql.SQL(
+        "select t.ctid::text, t.xmin::text, {} t.tableoid::text, t::text from {} as t order by t::text, 1"
+    )
     xmax = sql.SQL("t.xmax::text," if locks else "")
-    return {name: run(where, query.format(xmax, sql.Identifier(*name.split(".")))) for name in SNAPSHOT_TABLES}
+    return {
+        name: run(where, query.format(xmax, sql.Identifier(*name.split(".")))) for name in SNAPSHOT_TABLES
+    }
 
 
 @contextmanager
 def nothing_changes(database: Database, *, locks: bool = True) -> Iterator[None]:
-    """The block must leave every row of every table of ours exactly as it was, and by default not even lock one."""
+    """The block must leave every row of our tables exactly as it was, and by default not even lock one."""
     before = contents(database, locks=locks)
     yield
     after = contents(database, locks=locks)
@@ -361,7 +370,8 @@ INVARIANTS: dict[str, LiteralString] = {
     "a lead or booking has as many expiration events as transitions to an expired state": """
         select coalesce(a.entity_id, e.aggregate_id), a.n, e.n
         from (
-            select entity_type, entity_id, count(*) as n from crm.audit_log where action = 'Expire' group by 1, 2
+            select entity_type, entity_id, count(*) as n
+            from crm.audit_log where action = 'Expire' group by 1, 2
         ) as a
         full join (
             select aggregate_type, aggregate_id, count(*) as n from outbox.event group by 1, 2
@@ -396,8 +406,12 @@ INVARIANTS: dict[str, LiteralString] = {
         group by entity_id having count(*) > 1""",
     "a booking's timeline has a card for every change in the audit log": """
         select coalesce(a.entity_id, t.booking_id), a.n, t.n
-        from (select entity_id, count(*) as n from crm.audit_log where entity_type = 'Booking' group by 1) as a
-        full join (select booking_id, count(*) as n from crm.deal_timeline group by 1) as t on a.entity_id = t.booking_id
+        from (
+            select entity_id, count(*) as n from crm.audit_log where entity_type = 'Booking' group by 1
+        ) as a
+        full join (
+            select booking_id, count(*) as n from crm.deal_timeline group by 1
+        ) as t on a.entity_id = t.booking_id
         where a.n is distinct from t.n""",
     "a version has grown by one with every change in the audit log": """
         select i.id, i.version, a.n
@@ -446,7 +460,8 @@ INVARIANTS: dict[str, LiteralString] = {
         where not exists (
             select from crm.leads where id = f.item_id and status = 'Active'
             union all
-            select from crm.bookings where id = f.item_id and status in ('Reserved', 'AwaitingPayment', 'Booked')
+            select from crm.bookings
+            where id = f.item_id and status in ('Reserved', 'AwaitingPayment', 'Booked')
         )""",
 }
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from pyrunner.migrations import default_sql_root
+from pyrunner.postgres import embedded_binaries, local_binaries
 from tests.servers import Database, need
 
 VIEW = """
@@ -86,11 +87,18 @@ def small(root: Path) -> SqlFolder:
 
 def dump(db: Database) -> str:
     """The whole schema as pg_dump writes it, owners, privileges and comments included."""
-    program = None
-    if db.server.binaries is not None:
-        program = db.server.binaries.program("pg_dump")
-    found = str(program) if program is not None else shutil.which("pg_dump")
-    need(found, "no pg_dump on this machine")
+    # one that is older than the server refuses it
+    candidates = [db.server.binaries, embedded_binaries(), *local_binaries()]
+    found = next(
+        (
+            program
+            for binaries in candidates
+            if binaries is not None and binaries.major >= db.server.major
+            if (program := binaries.program("pg_dump")) is not None
+        ),
+        None,
+    )
+    need(found, f"no pg_dump for PostgreSQL {db.server.major} on this machine")
     assert found is not None
     done = subprocess.run(
         [found, "--schema-only", "-d", db.dsn], capture_output=True, text=True, check=True, timeout=120

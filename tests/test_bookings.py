@@ -35,7 +35,8 @@ TERMINAL = ("ReserveExpired", "BookingExpired", "Cancelled")
 @pytest.mark.requirement("B1", "B2", "B3")
 def test_the_settings_are_the_documents_until_somebody_changes_them(db: Database) -> None:
     assert db.rows(
-        "select period, batch_size, max_batches_per_cycle, max_duration from expiration.job where name = %s", (BOOKINGS,)
+        "select period, batch_size, max_batches_per_cycle, max_duration from expiration.job where name = %s",
+        (BOOKINGS,),
     ) == [(timedelta(seconds=60), 200, 1, timedelta(seconds=30))]
 
 
@@ -81,20 +82,36 @@ def test_an_overdue_booking_expires_with_its_event_its_card_and_its_audit_row(
     assert (event["tenant_id"], event["correlation_id"]) == (before["tenant_id"], run["id"])
 
     assert db.rows(
-        "select tenant_id, deal_id, booking_id, kind, phase, occurred_at, correlation_id from crm.deal_timeline"
-    ) == [(before["tenant_id"], before["deal_id"], booking_id, "BookingExpired", phase, run["as_of"], run["id"])]
+        "select tenant_id, deal_id, booking_id, kind, phase, occurred_at, correlation_id from"
+        " crm.deal_timeline"
+    ) == [
+        (before["tenant_id"], before["deal_id"], booking_id, "BookingExpired", phase, run["as_of"], run["id"])
+    ]
     assert db.rows(
-        "select tenant_id, entity_type, entity_id, action, actor, from_status, to_status, correlation_id, occurred_at"
+        "select tenant_id, entity_type, entity_id, action, actor, from_status, to_status,"
+        " correlation_id, occurred_at"
         " from crm.audit_log"
     ) == [
-        (before["tenant_id"], "Booking", booking_id, "Expire", "system", status, EXPIRED[phase], run["id"], run["as_of"])
+        (
+            before["tenant_id"],
+            "Booking",
+            booking_id,
+            "Expire",
+            "system",
+            status,
+            EXPIRED[phase],
+            run["id"],
+            run["as_of"],
+        )
     ]
     assert_consistent(db)
 
 
 @pytest.mark.requirement("B4")
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize(("offset", "expires"), [(-1, True), (0, False), (1, False)], ids=["before", "equal", "after"])
+@pytest.mark.parametrize(
+    ("offset", "expires"), [(-1, True), (0, False), (1, False)], ids=["before", "equal", "after"]
+)
 def test_only_a_deadline_strictly_before_the_cut_off_has_passed(
     db: Database, phase: str, offset: int, expires: bool
 ) -> None:
@@ -127,7 +144,9 @@ def test_a_phase_looks_at_its_own_deadline_only(db: Database) -> None:
     """A Booked booking's reserve lies in the past, a reserve may know of a booking deadline already."""
     (booked,) = add_bookings(db, phase="Booking", due="-1 day")
     (reserved,) = add_bookings(db, phase="Reserve", due="-1 day")
-    db.rows("update crm.bookings set booking_expires_at = now() - interval '1 day' where id = %s", (reserved,))
+    db.rows(
+        "update crm.bookings set booking_expires_at = now() - interval '1 day' where id = %s", (reserved,)
+    )
     assert item(db, "Booking", booked)["reserve_expires_at"] < db.value("select now()")
     assert run_job(db, BOOKINGS)["expired"] == 0
     assert expire_batch(db, "Reserve")["claimed"] == expire_batch(db, "Booking")["claimed"] == 0
@@ -143,21 +162,28 @@ def test_one_cycle_goes_through_both_phases_and_counts_them_apart(db: Database) 
     assert (run["status"], run["reason"]) == ("completed", "locked")
     (result,) = db.rows("select result from expiration.history where id = %s", (run["id"],))[0]
     assert result == {
-        "ReserveExpiredCount": 3, "BookingExpiredCount": 2, "SkippedLockedCount": 1, "DurationMs": result["DurationMs"],
-    }  # fmt: skip
+        "ReserveExpiredCount": 3,
+        "BookingExpiredCount": 2,
+        "SkippedLockedCount": 1,
+        "DurationMs": result["DurationMs"],
+    }
     milliseconds = (run["finished_at"] - run["started_at"]) / timedelta(milliseconds=1)
     assert result["DurationMs"] == pytest.approx(milliseconds, abs=0.001)
     assert_consistent(db)
 
 
 @pytest.mark.requirement("B2")
-def test_a_cycle_takes_two_hundred_a_phase_and_the_next_cycles_take_the_backlog_oldest_first(db: Database) -> None:
+def test_a_cycle_takes_two_hundred_a_phase_and_the_next_cycles_take_the_backlog_oldest_first(
+    db: Database,
+) -> None:
     reserves = add_bookings(db, 450, phase="Reserve")
     bookings = add_bookings(db, 250, phase="Booking")
-    taken = []
+    taken: list[tuple[str, dict[str, int]]] = []
     for _ in range(4):
         run = run_job(db, BOOKINGS)
-        phases = db.rows("select phase, sum(expired)::int from expiration.batch where run_id = %s group by 1", (run["id"],))
+        phases = db.rows(
+            "select phase, sum(expired)::int from expiration.batch where run_id = %s group by 1", (run["id"],)
+        )
         taken.append((run["status"], dict(phases)))
     assert taken == [
         ("capped", {"Reserve": 200, "Booking": 200}),
@@ -182,7 +208,9 @@ def test_a_backlog_in_one_phase_does_not_hold_up_the_other(db: Database) -> None
 
 @pytest.mark.requirement("B10", "B17")
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_poison_booking_is_left_for_later_and_the_rest_of_the_batch_commits(db: Database, phase: str) -> None:
+def test_a_poison_booking_is_left_for_later_and_the_rest_of_the_batch_commits(
+    db: Database, phase: str
+) -> None:
     (poison,) = add_poison(db, phase)
     healthy = add_bookings(db, 9, phase=phase)
     run = run_job(db, BOOKINGS)
@@ -193,7 +221,8 @@ def test_a_poison_booking_is_left_for_later_and_the_rest_of_the_batch_commits(db
         (phase, poison, "22003", 1, run["id"])
     ]
     failed = db.rows(
-        "select level, fields from expiration.log_event where run_id = %s and event = 'item failed'", (run["id"],)
+        "select level, fields from expiration.log_event where run_id = %s and event = 'item failed'",
+        (run["id"],),
     )
     assert failed == [
         ("error", {
@@ -225,8 +254,16 @@ def test_the_log_has_the_documents_events(db: Database) -> None:
     (booking,) = add_bookings(db, phase="Booking")
     for run in (run_job(db, BOOKINGS),):
         run_id = str(run["id"])
-        log = db.rows("select event, fields from expiration.log_event where run_id = %s order by at, ordinal", (run["id"],))
-        assert [event for event, _ in log] == ["cycle started", "batch selected", "batch selected", "cycle completed"]
+        log = db.rows(
+            "select event, fields from expiration.log_event where run_id = %s order by at, ordinal",
+            (run["id"],),
+        )
+        assert [event for event, _ in log] == [
+            "cycle started",
+            "batch selected",
+            "batch selected",
+            "cycle completed",
+        ]
         assert log[0][1]["runId"] == run_id
         assert db.value("select %s::timestamptz", (log[0][1]["AsOf"],)) == run["as_of"]
         assert [(fields["runId"], fields["phase"], fields["count"]) for _, fields in log[1:3]] == [
@@ -257,8 +294,10 @@ def test_a_cycle_a_minute_expires_no_booking_later_than_its_deadline_and_sixty_s
     start: datetime = db.value("select date_trunc('minute', now()) - interval '1 hour'")
     for phase in PHASES:
         db.rows(
-            "insert into crm.bookings (tenant_id, deal_id, property_object_id, status, reserve_expires_at, booking_expires_at)"
-            " select gen_random_uuid(), gen_random_uuid(), gen_random_uuid(), %s, d.at, d.at from generate_series(0, 539, 7) as n"
+            "insert into crm.bookings (tenant_id, deal_id, property_object_id, status,"
+            " reserve_expires_at, booking_expires_at)"
+            " select gen_random_uuid(), gen_random_uuid(), gen_random_uuid(), %s, d.at, d.at from"
+            " generate_series(0, 539, 7) as n"
             " cross join lateral (select %s + n * interval '1 second' as at) as d",
             (ACTIVE[phase], start),
         )
@@ -266,7 +305,8 @@ def test_a_cycle_a_minute_expires_no_booking_later_than_its_deadline_and_sixty_s
         run_job(db, BOOKINGS, start + timedelta(minutes=minute))
     late = db.rows(
         "select status, min(expired_at - d.at), max(expired_at - d.at) from crm.bookings cross join lateral"
-        " (select case status when 'ReserveExpired' then reserve_expires_at else booking_expires_at end as at) as d"
+        " (select case status when 'ReserveExpired' then reserve_expires_at else booking_expires_at"
+        " end as at) as d"
         " group by 1 order by 1"
     )
     assert [status for status, _, _ in late] == ["BookingExpired", "ReserveExpired"]
@@ -281,7 +321,10 @@ def test_a_property_can_be_reserved_again_once_its_booking_has_expired_and_not_b
     (booking_id,) = add_bookings(db, phase="Booking")
     kept: UUID = item(db, "Booking", booking_id)["property_object_id"]
     app = db.connect("crm_app")
-    reserve = "select status from crm.reserve_property(gen_random_uuid(), gen_random_uuid(), %s, now() + interval '1 day')"
+    reserve = (
+        "select status"
+        " from crm.reserve_property(gen_random_uuid(), gen_random_uuid(), %s, now() + interval '1 day')"
+    )
     with refused("XP105", "CRM_PROPERTY_OBJECT_NOT_AVAILABLE", str(kept)):
         app.execute(reserve, (kept,))
     run_job(db, BOOKINGS)
@@ -298,7 +341,11 @@ def test_a_batch_can_be_called_alone_in_anybodys_transaction(db: Database, phase
     first = expire_batch(dba, phase, batch_size=3)
     second = expire_batch(dba, phase, batch_size=3)
     dba.commit()
-    assert (first["expired_ids"], second["expired_ids"], second["drained"]) == (bookings[:3], bookings[3:], True)
+    assert (first["expired_ids"], second["expired_ids"], second["drained"]) == (
+        bookings[:3],
+        bookings[3:],
+        True,
+    )
     assert drive(dba, BOOKINGS)["expired"] == 5
     dba.commit()
     assert_consistent(db)

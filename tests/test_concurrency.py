@@ -1,4 +1,4 @@
-"""Several sessions at once: each row once, nobody waits for anybody's bookkeeping, nothing that others hold is waited for."""
+"""Several sessions at once: each row once, and nobody waits for bookkeeping nor for what others hold."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -58,7 +58,8 @@ def watched(db: Database) -> Iterator[list[Any]]:
             seen.extend(
                 connection.execute(
                     "select a.wait_event, a.query, pg_blocking_pids(a.pid) from pg_stat_activity as a"
-                    " where a.datname = current_database() and a.wait_event_type = 'Lock' and a.wait_event <> 'extend'"
+                    " where a.datname = current_database() and a.wait_event_type = 'Lock' and"
+                    " a.wait_event <> 'extend'"
                 ).fetchall()
             )
             samples += 1
@@ -91,20 +92,25 @@ def alone(connection: Connection, number: int) -> None:
     for phase in (ALL_PHASES, ALL_PHASES[::-1])[number % 2]:
         while True:
             with connection.transaction():
-                if not any([expire_batch(connection, phase, batch_size=20)["expired"] for _ in range(2)]):
+                expired = [expire_batch(connection, phase, batch_size=20)["expired"] for _ in range(2)]
+                if not any(expired):
                     break
 
 
 @pytest.mark.requirement("L2", "L22", "B17")
 @pytest.mark.parametrize("sessions", [2, 4, 8])
-def test_sessions_at_once_expire_each_item_once_with_one_event_and_nobody_waits(db: Database, sessions: int) -> None:
+def test_sessions_at_once_expire_each_item_once_with_one_event_and_nobody_waits(
+    db: Database, sessions: int
+) -> None:
     ids = {phase: add_items(db, phase, 600) for phase in ALL_PHASES}
     poison = {phase: add_poison(db, phase, 10) for phase in ALL_PHASES}
     for job in JOBS:
         set_job(db, job, batch_size=20, max_batches_per_cycle=10)
     workers: list[Callable[[Connection, int], None]] = [by_call, by_batches, alone, by_call]
     with watched(db) as seen:
-        db.sessions(sessions, lambda connection, number: workers[number % 4](connection, number), "crm_runner")
+        db.sessions(
+            sessions, lambda connection, number: workers[number % 4](connection, number), "crm_runner"
+        )
     assert seen == []
     assert {phase: statuses(db, phase, ids[phase]) for phase in ALL_PHASES} == {
         phase: {EXPIRED[phase]: 600} for phase in ALL_PHASES
@@ -120,7 +126,9 @@ def test_sessions_at_once_expire_each_item_once_with_one_event_and_nobody_waits(
     assert db.value("select count(*) from expiration.run where status not in ('completed', 'capped')") == 0
     db.close()
     with db.server.maintenance() as maintenance:
-        row = maintenance.execute("select deadlocks from pg_stat_database where datname = %s", (db.name,)).fetchone()
+        row = maintenance.execute(
+            "select deadlocks from pg_stat_database where datname = %s", (db.name,)
+        ).fetchone()
     assert row == (0,)
 
 
@@ -154,7 +162,9 @@ def a_batch_alone(connection: Connection) -> None:
 def a_failure(connection: Connection) -> None:
     run = start_run(connection, LEADS, driver="pyrunner", instance="the open one")
     connection.commit()
-    assert connection.execute("select retry from expiration.batch_failed(%s, '40P01', '')", (run["id"],)).fetchone() == (True,)
+    assert connection.execute(
+        "select retry from expiration.batch_failed(%s, '40P01', '')", (run["id"],)
+    ).fetchone() == (True,)
 
 
 def an_end(connection: Connection) -> None:
@@ -189,13 +199,16 @@ STAGES: dict[str, Callable[[Connection], None]] = {
 
 @pytest.mark.requirement("L2")
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_session_that_stops_at_any_stage_with_its_transaction_open_makes_no_other_wait(db: Database, stage: str) -> None:
-    """The proof by pairs: whatever row of bookkeeping it has written or locked, none is needed by anybody else."""
+def test_a_session_that_stops_at_any_stage_with_its_transaction_open_makes_no_other_wait(
+    db: Database, stage: str
+) -> None:
+    """The proof by pairs: of the rows of bookkeeping it has written or locked, nobody else needs one."""
     db.rows("select * from outbox.make_partitions()")
     old = run_job(db, LEADS)
     run_job(db, LEADS)
     db.rows(
-        "update expiration.run set started_at = now() - interval '90 days', finished_at = now() - interval '90 days' where id = %s",
+        "update expiration.run set started_at = now() - interval '90 days', finished_at = now() -"
+        " interval '90 days' where id = %s",
         (old["id"],),
     )
     for phase in ALL_PHASES:
@@ -217,7 +230,9 @@ def test_a_session_that_stops_at_any_stage_with_its_transaction_open_makes_no_ot
     for phase in ALL_PHASES:
         expire_batch(db.connect("crm_runner", options=impatient), phase)
     db.connect("crm_runner", options=impatient).execute("call expiration.run_upkeep()")
-    db.connect("crm_monitor", options=impatient).execute("select from expiration.status, expiration.history, expiration.failed")
+    db.connect("crm_monitor", options=impatient).execute(
+        "select from expiration.status, expiration.history, expiration.failed"
+    )
     for phase, ids in fresh.items():
         assert statuses(db, phase, ids) == {EXPIRED[phase]: 5, ACTIVE[phase]: 1}
     opened.commit()
@@ -227,12 +242,14 @@ def test_a_session_that_stops_at_any_stage_with_its_transaction_open_makes_no_ot
     assert_consistent(db)
 
 
-# ------------------------------------------------------------------------------------------------ what others hold
+# ------------------------------------------------------------------------------------------- what others hold
 
 
 @pytest.mark.requirement("L2", "L9")
 @pytest.mark.parametrize("child", ["deals", "fixations"])
-def test_an_uncommitted_child_of_a_lead_neither_hides_the_lead_nor_is_held_up(db: Database, child: str) -> None:
+def test_an_uncommitted_child_of_a_lead_neither_hides_the_lead_nor_is_held_up(
+    db: Database, child: str
+) -> None:
     first, second = add_leads(db, 2)
     insert = f"insert into crm.{child} (tenant_id, lead_id) values (gen_random_uuid(), %s)".encode()
     before = db.connect("crm_app", autocommit=False)
@@ -252,13 +269,20 @@ def test_an_uncommitted_child_of_a_lead_neither_hides_the_lead_nor_is_held_up(db
 
 @pytest.mark.requirement("L3", "L2")
 @pytest.mark.parametrize("phase", ALL_PHASES)
-@pytest.mark.parametrize("setting", ["enable_indexscan", "enable_nestloop", "enable_material", "stale statistics"])
-def test_a_batch_claims_no_more_than_its_size_whatever_the_plan(db: Database, phase: str, setting: str) -> None:
+@pytest.mark.parametrize(
+    "setting", ["enable_indexscan", "enable_nestloop", "enable_material", "stale statistics"]
+)
+def test_a_batch_claims_no_more_than_its_size_whatever_the_plan(
+    db: Database, phase: str, setting: str
+) -> None:
     ids = add_items(db, phase, 300)
     connection = db.connect("crm_runner")
     if setting == "stale statistics":
         # as of an empty table
-        db.rows("update pg_class set relpages = 0, reltuples = 0 where relnamespace = 'crm'::regnamespace and relkind = 'r'")
+        db.rows(
+            "update pg_class set relpages = 0, reltuples = 0 where relnamespace = 'crm'::regnamespace"
+            " and relkind = 'r'"
+        )
     else:
         connection.execute("select set_config(%s, 'off', false)", (setting,))
     for size in (10, 1):
@@ -270,7 +294,9 @@ def test_a_batch_claims_no_more_than_its_size_whatever_the_plan(db: Database, ph
 
 @pytest.mark.requirement("B6", "B11", "L2")
 @pytest.mark.parametrize("phase", ALL_PHASES)
-def test_a_cycle_over_locked_rows_only_says_so_and_does_not_claim_to_be_drained(db: Database, phase: str) -> None:
+def test_a_cycle_over_locked_rows_only_says_so_and_does_not_claim_to_be_drained(
+    db: Database, phase: str
+) -> None:
     ids = add_items(db, phase, 12)
     with held(db, phase, ids):
         run = run_job(db, JOB_OF[phase])
@@ -318,17 +344,23 @@ def entries_read(db: Database, phase: str) -> int:
     """How many entries of the index of a phase's deadlines have been read so far."""
     db.close()
     name = {"Lead": "ix_leads", "Reserve": "ix_bookings_reserve", "Booking": "ix_bookings_booking"}[phase]
-    count: int = db.value("select idx_tup_read from pg_stat_user_indexes where indexrelname = %s", (f"{name}_expires_at",))
+    count: int = db.value(
+        "select idx_tup_read from pg_stat_user_indexes where indexrelname = %s", (f"{name}_expires_at",)
+    )
     return count
 
 
 @pytest.mark.requirement("L8", "B4")
 @pytest.mark.parametrize("phase", ALL_PHASES)
-def test_a_snapshot_held_open_does_not_make_a_batch_walk_over_the_rows_of_those_before(db: Database, phase: str) -> None:
+def test_a_snapshot_held_open_does_not_make_a_batch_walk_over_the_rows_of_those_before(
+    db: Database, phase: str
+) -> None:
     """By the index's own count of entries read: linear in the rows, not in rows times batches."""
     add_items(db, phase, 1000)
     set_job(db, JOB_OF[phase], batch_size=20, max_batches_per_cycle=100)
-    query = f"select count(*) from crm.{'leads' if phase == 'Lead' else 'bookings'} where status = %s".encode()
+    query = (
+        f"select count(*) from crm.{'leads' if phase == 'Lead' else 'bookings'} where status = %s".encode()
+    )
     with db.connect(autocommit=False) as reader:
         reader.execute("set transaction isolation level repeatable read")
         assert reader.execute(query, (ACTIVE[phase],)).fetchone() == (1000,)
@@ -340,7 +372,9 @@ def test_a_snapshot_held_open_does_not_make_a_batch_walk_over_the_rows_of_those_
 
 @pytest.mark.requirement("L8", "B4")
 @pytest.mark.parametrize("phase", ALL_PHASES)
-def test_statistics_of_a_time_without_active_items_do_not_make_a_batch_read_them_all(db: Database, phase: str) -> None:
+def test_statistics_of_a_time_without_active_items_do_not_make_a_batch_read_them_all(
+    db: Database, phase: str
+) -> None:
     """A bulk load, and the job before anybody has analyzed: failing, transition and retry included."""
     table = "crm.leads" if phase == "Lead" else "crm.bookings"
     status = "Archived" if phase == "Lead" else "Cancelled"
@@ -361,7 +395,9 @@ def test_statistics_of_a_time_without_active_items_do_not_make_a_batch_read_them
 
 
 @pytest.mark.requirement("B6")
-def test_a_booking_that_a_manager_confirmed_between_two_batches_is_not_taken_by_the_second(db: Database) -> None:
+def test_a_booking_that_a_manager_confirmed_between_two_batches_is_not_taken_by_the_second(
+    db: Database,
+) -> None:
     ids = add_bookings(db, 10)
     driver = db.connect("crm_runner")
     run = start_run(driver, BOOKINGS, batch_size=5, max_batches_per_cycle=5)
@@ -405,19 +441,23 @@ def test_a_lock_that_a_batch_holds_is_none_that_a_reader_waits_for(db: Database)
     job = db.connect("crm_runner", autocommit=False)
     expire_batch(job, "Lead")
     reader = db.connect("crm_app", options="-c lock_timeout=1ms")
-    assert reader.execute("select count(*) from crm.effective_leads where id = any(%s)", (ids,)).fetchone() == (3,)
+    assert reader.execute(
+        "select count(*) from crm.effective_leads where id = any(%s)", (ids,)
+    ).fetchone() == (3,)
     with pytest.raises(psycopg.errors.LockNotAvailable):
         db.rows("select from crm.leads for no key update nowait")
 
 
 @pytest.mark.requirement("L2", "B1")
-def test_a_run_that_began_after_another_session_looked_around_is_not_taken_for_abandoned(db: Database) -> None:
+def test_a_run_that_began_after_another_session_looked_around_is_not_taken_for_abandoned(
+    db: Database,
+) -> None:
     """Within a transaction PostgreSQL shows the sessions as they were when it was first asked for them."""
     ids = add_leads(db, 3)
     looking = db.connect("crm_runner", autocommit=False)
     looking.execute("select expiration.current_driver()")
     with gate(db, "Lead", ids[0]) as keeper:
-        driver = db.background(lambda connection: connection.execute("call expiration.run_job(%s)", (LEADS,)) and None)
+        driver = db.background(lambda connection: connection.execute("call expiration.run_job(%s)", (LEADS,)))
         db.wait_for_lock(driver.pid)
         start_run(looking, LEADS, driver="pyrunner")
         looking.execute("select expiration.reap_runs()")

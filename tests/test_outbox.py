@@ -1,7 +1,7 @@
-"""The outbox: what events look like, that they never change, and that an insert never fails for want of a partition."""
+"""The outbox: what events look like, that they never change, that an insert never lacks a partition."""
 
 import re
-from datetime import date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta
 
 import pytest
 
@@ -21,8 +21,10 @@ from tests.domain import (
 from tests.servers import Database
 
 APPEND = (
-    "insert into outbox.event (created_at, aggregate_type, aggregate_id, tenant_id, event_type, topic, payload)"
-    " values (now() + %s::interval, 'Lead', gen_random_uuid(), gen_random_uuid(), 'LeadExpiredEvent', 't', '{}')"
+    "insert into outbox.event"
+    " (created_at, aggregate_type, aggregate_id, tenant_id, event_type, topic, payload)"
+    " select now() + %s::interval, 'Lead', gen_random_uuid(), gen_random_uuid(), 'LeadExpiredEvent', 't',"
+    " '{}'"
 )
 PARTITIONS = "select name from outbox.partition where not is_default order by name"
 
@@ -47,7 +49,9 @@ def test_times_in_a_payload_are_utc_with_microseconds_wherever_the_session_is(
     add_leads(db)
     add_bookings(db, phase="Booking")
     driver = db.connect()
-    driver.execute("select set_config('timezone', %s, false), set_config('datestyle', %s, false)", (time_zone, style))
+    driver.execute(
+        "select set_config('timezone', %s, false), set_config('datestyle', %s, false)", (time_zone, style)
+    )
     for job, as_of in ((LEADS, "2026-01-31T23:59:59.000007"), (BOOKINGS, "2026-01-31T23:59:59.9")):
         db.rows("update crm.leads set expires_at = '2020-01-01'")
         db.rows("update crm.bookings set booking_expires_at = '2020-01-01'")
@@ -107,7 +111,13 @@ def test_an_event_lies_in_the_log_where_its_column_says(db: Database) -> None:
     before = db.value("select pg_current_wal_insert_lsn()::text")
     add_leads(db, 3)
     run_job(db, LEADS)
-    assert db.value("select count(*) from outbox.event where lsn > %s and lsn < pg_current_wal_insert_lsn()", (before,)) == 3
+    assert (
+        db.value(
+            "select count(*) from outbox.event where lsn > %s and lsn < pg_current_wal_insert_lsn()",
+            (before,),
+        )
+        == 3
+    )
 
 
 @pytest.mark.requirement("X3")
@@ -141,10 +151,10 @@ def test_partitions_are_made_ahead_for_today_and_the_days_to_come_by_utc(db: Dat
     db.rows("update outbox.settings set partitions_ahead = 10")
     db.rows("call expiration.run_upkeep()")
     assert db.rows(PARTITIONS) == names(first, 11)
-    midnight = datetime(first.year, first.month, first.day, tzinfo=timezone.utc)
-    assert db.rows("select from_time, to_time from outbox.partition where not is_default order by name limit 1") == [
-        (midnight, midnight + timedelta(days=1))
-    ]
+    midnight = datetime(first.year, first.month, first.day, tzinfo=UTC)
+    assert db.rows(
+        "select from_time, to_time from outbox.partition where not is_default order by name limit 1"
+    ) == [(midnight, midnight + timedelta(days=1))]
 
 
 @pytest.mark.requirement("X3")
@@ -155,7 +165,8 @@ def test_a_partition_is_a_day_of_utc_whatever_the_session_thinks(db: Database, t
     assert db.rows(PARTITIONS) == names(today(db), 2)
     (edges,) = db.rows(
         "select bool_and(from_time at time zone 'UTC' = date_trunc('day', from_time at time zone 'UTC')"
-        " and to_time - from_time = interval '1 day' and to_char(from_time at time zone 'UTC', '\"event_\"YYYYMMDD') = name)"
+        " and to_time - from_time = interval '1 day' and to_char(from_time at time zone 'UTC',"
+        " '\"event_\"YYYYMMDD') = name)"
         " from outbox.partition where not is_default"
     )
     assert edges == (True,)
@@ -184,15 +195,22 @@ def test_events_that_fell_into_the_default_partition_are_brought_home(db: Databa
     moved = db.rows("select partition, events_moved from outbox.make_partitions(2) where events_moved > 0")
     first = today(db)
     expected = {-3: 1, 0: 5, 2: 1, 30: 1}
-    assert moved == [(f"event_{first + timedelta(days=day):%Y%m%d}", count) for day, count in expected.items()]
+    assert moved == [
+        (f"event_{first + timedelta(days=day):%Y%m%d}", count) for day, count in expected.items()
+    ]
     assert db.value("select count(*) from only outbox.event_default") == 0
     assert db.rows("select * from outbox.event order by seq") == before
     # what came home is as protected as the rest
     with refused("XP010"):
         db.rows("update outbox.event set topic = 'x'")
-    assert_consistent(db, ignore=["a lead or booking has as many expiration events as transitions to an expired state"] + [
-        "the totals count every event once", "an event bears the id of its run and the trace of its batch",
-    ])  # fmt: skip
+    assert_consistent(
+        db,
+        ignore=[
+            "a lead or booking has as many expiration events as transitions to an expired state",
+            "the totals count every event once",
+            "an event bears the id of its run and the trace of its batch",
+        ],
+    )
 
 
 @pytest.mark.requirement("X3")
@@ -201,14 +219,16 @@ def test_events_are_appended_to_the_partition_of_their_day_when_there_is_one(db:
     add_leads(db, 3)
     run_job(db, LEADS)
     (home,) = db.rows("select distinct tableoid::regclass::text from outbox.event")
-    assert home == (f"outbox.event_{db.value('select created_at from outbox.event').astimezone(timezone.utc):%Y%m%d}",)
+    assert home == (f"outbox.event_{db.value('select created_at from outbox.event').astimezone(UTC):%Y%m%d}",)
 
 
 @pytest.mark.requirement("X3")
 def test_several_sessions_may_make_partitions_at_once(db: Database) -> None:
     add_leads(db, 20)
     run_job(db, LEADS)
-    made = db.sessions(4, lambda connection, number: connection.execute("select * from outbox.make_partitions()").fetchall())
+    made = db.sessions(
+        4, lambda connection, _: connection.execute("select * from outbox.make_partitions()").fetchall()
+    )
     everything = [row for rows in made for row in rows]
     # one made them all, or those that came later found nothing to do
     assert sorted(name for name, _ in everything) == [name for (name,) in names(today(db), 8)]
@@ -239,7 +259,9 @@ def test_an_open_insert_into_the_default_partition_puts_upkeep_off_and_not_the_j
     with db.connect(autocommit=False) as writer:
         writer.execute(APPEND, ("1 day",))
         before = contents(db)
-        upkeep = db.background(lambda connection: connection.execute("select * from outbox.make_partitions()"))
+        upkeep = db.background(
+            lambda connection: connection.execute("select * from outbox.make_partitions()")
+        )
         db.wait_for_lock(upkeep.pid)
         with refused("55P03"):
             upkeep.result()
@@ -255,7 +277,11 @@ def test_upkeep_does_its_other_steps_when_one_fails_and_raises_the_failure_at_th
     run_job(db, LEADS)
     first = db.value("select id from expiration.run")
     run_job(db, LEADS)
-    db.rows("update expiration.run set started_at = now() - interval '90 days', finished_at = now() - interval '90 days' where id = %s", (first,))
+    db.rows(
+        "update expiration.run set started_at = now() - interval '90 days', finished_at = now() -"
+        " interval '90 days' where id = %s",
+        (first,),
+    )
     db.rows(APPEND, ("0",))
     with db.connect(autocommit=False) as writer:
         writer.execute(APPEND, ("1 day",))

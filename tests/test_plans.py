@@ -115,7 +115,7 @@ class Plan:
 
 
 class Explained:
-    """A session of the superuser whose statements, and those of the functions that they call, are explained."""
+    """A session whose statements, and those of the functions that they call, are explained."""
 
     def __init__(self, database: Database) -> None:
         self.connection = database.connect(autocommit=False)
@@ -147,7 +147,7 @@ class Explained:
             self._plans.append(Plan(" ".join(explained["Query Text"].split()), explained["Plan"]))
 
     def plans(self, statement: str, parameters: dict[str, Any] | None = None) -> list[Plan]:
-        """Executes a statement; the plans of it and of all that it made others execute, the innermost first."""
+        """Executes a statement; the plans of it and of all that its functions executed, the innermost first."""
         self._plans.clear()
         self.connection.execute(statement.encode(), parameters)
         return list(self._plans)
@@ -189,14 +189,15 @@ def assert_reads_by_its_index(plan: Plan, phase: str, index: str | None = None) 
     assert [node["Node Type"] for node in plan.nodes() if node["Node Type"] == "Sort"] == [], str(plan)
 
 
-def assert_no_table_is_read_whole(plans: list[Plan]) -> None:
-    """None of the statements reads leads or bookings from end to end, be it by an index."""
+def assert_reads_only(plans: list[Plan], rows: int) -> None:
+    """None of the statements reads more than so many leads or bookings, be it by an index."""
     for plan in plans:
         for node in plan.nodes():
             if node.get("Relation Name") in ("leads", "bookings") and node["Actual Loops"] > 0:
                 assert node["Node Type"] != "Seq Scan", f"{plan.query}\n{plan}"
-                read = (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
-                assert read <= 2 * DUE, f"{plan.query}\n{plan}"
+                dropped = node.get("Rows Removed by Filter", 0) + node.get("Rows Removed by Index Recheck", 0)
+                read = (node["Actual Rows"] + dropped) * node["Actual Loops"]
+                assert read <= rows, f"{read} rows are read by: {plan.query}\n{plan}"
 
 
 def fill(database: Database, rows: int) -> None:
@@ -268,7 +269,7 @@ def test_the_claim_uses_its_partial_index_whatever_the_statistics(
         explained.connection.execute(STATISTICS[statistics].encode())
     plans = explained.plans(batch(phase, batch_size="200"))
     assert_reads_by_its_index(claim_of(plans, phase), phase)
-    assert_no_table_is_read_whole(plans)
+    assert_reads_only(plans, 200)
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -278,7 +279,7 @@ def test_the_claim_uses_its_partial_index_after_many_calls(explained: Explained,
         explained.plans(batch(phase, batch_size="10"))
     plans = explained.plans(batch(phase, batch_size="10"))
     assert_reads_by_its_index(claim_of(plans, phase), phase)
-    assert_no_table_is_read_whole(plans)
+    assert_reads_only(plans, 10)
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -303,7 +304,8 @@ def test_the_claim_uses_an_index_without_the_id(explained: Explained, phase: str
     explained.connection.execute(f"create index own on crm.{table} ({column}) where {condition[0]}".encode())
     plans = explained.plans(batch(phase, batch_size="200"))
     assert_reads_by_its_index(claim_of(plans, phase), phase, "own")
-    assert_no_table_is_read_whole(plans)
+    # those of one deadline are put in order together, some of the next are read for it
+    assert_reads_only(plans, 300)
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -321,7 +323,8 @@ def test_a_whole_cycle_reads_no_table_whole(explained: Explained, phase: str) ->
                 " where r.status = 'running'"
             )
         assert len([plan for plan in plans if "skip locked" in plan.query]) >= 3
-        assert_no_table_is_read_whole(plans)
+        assert_reads_only(plans, DUE + 1)
+        assert_reads_only([plan for plan in plans if "count(*)" not in plan.query], 151)
 
 
 def test_statistics_of_another_time_do_not_mislead_the_claim(server: Server) -> None:
@@ -336,6 +339,7 @@ def test_statistics_of_another_time_do_not_mislead_the_claim(server: Server) -> 
             session = Explained(database)
             plans = session.plans(batch("Lead", batch_size="200"))
             assert_reads_by_its_index(claim_of(plans, "Lead"), "Lead")
+            assert_reads_only(plans, 200)
             session.connection.rollback()
 
 
@@ -345,8 +349,9 @@ MARK: Final = """
 insert into expiration.failed_item (
     job, phase, item_id, first_failed_at, last_failed_at, sqlstate, message, run_id, row_xmin
 )
-select %(job)s, %(phase)s, coalesce(d.item_id, gen_random_uuid()), now(), now(), '23514', 'bad', gen_random_uuid(),
-    coalesce(d.row_xmin, '1')
+select
+    %(job)s, %(phase)s, coalesce(d.item_id, gen_random_uuid()), now(), now(), '23514', 'bad',
+    gen_random_uuid(), coalesce(d.row_xmin, '1')
 from generate_series(1, 100000) as n
 left join (
     select row_number() over (order by d.deadline, d.item_id) as place, d.item_id, d.row_xmin
@@ -385,7 +390,10 @@ def test_a_retry_takes_the_longest_waiting_of_many_failed_items_by_their_index(
     small: Explained, phase: str
 ) -> None:
     small.connection.execute(MARK, {"job": JOBS[phase], "phase": phase, "real": 500})
-    small.connection.execute("update expiration.failed_item set last_failed_at = now() - interval '1 day'")
+    small.connection.execute(
+        "update expiration.failed_item set last_failed_at = clock_timestamp() - interval '1 day'"
+    )
+    small.connection.execute("analyze expiration.failed_item")
     plans = small.plans(
         "select expiration.claim_failed(%(job)s, %(phase)s, now(), now(), 100)",
         {"job": JOBS[phase], "phase": phase},
@@ -394,8 +402,8 @@ def test_a_retry_takes_the_longest_waiting_of_many_failed_items_by_their_index(
     assert len(found) == 1
     scans = [node for node in found[0].nodes() if node.get("Relation Name") == "failed_item"]
     assert [node["Index Name"] for node in scans] == ["ix_failed_item_last_failed_at"], str(found[0])
-    assert scans[0]["Actual Rows"] == 100
-    assert_no_table_is_read_whole(plans)
+    assert scans[0]["Actual Rows"] <= 200
+    assert_reads_only(plans, 100)
 
 
 @pytest.mark.slow

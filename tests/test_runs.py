@@ -1,6 +1,8 @@
 """The run protocol: one cut-off, one result, whatever happens to the driver."""
 
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 import psycopg
@@ -38,11 +40,11 @@ from tests.domain import (
 )
 from tests.servers import Connection, Database
 
-CRON = {"application_name": "pg_cron"}
+CRON: dict[str, Any] = {"application_name": "pg_cron"}
 
 
-def call(job: str = LEADS) -> "object":
-    """Work for a background connection: the CALL alone, that the connection is idle after it."""
+def call(job: str = LEADS) -> Callable[[Connection], list[str]]:
+    """Work for a background connection: the CALL and nothing after it; returns its notices."""
 
     def work(connection: Connection) -> list[str]:
         notices: list[str] = []
@@ -75,10 +77,12 @@ def test_a_cut_off_that_is_set_back_is_honoured(db: Database, phase: str) -> Non
 def test_the_cut_off_is_the_databases_clock_at_the_start(db: Database, job: str) -> None:
     before = db.value("select clock_timestamp()")
     run = run_job(db, job)
-    assert before < run["as_of"] <= run["started_at"] < run["finished_at"] < db.value("select clock_timestamp()")
+    assert (
+        before < run["as_of"] <= run["started_at"] < run["finished_at"] < db.value("select clock_timestamp()")
+    )
 
 
-# ------------------------------------------------------------------------------------------------ overlap, pause, stop
+# --------------------------------------------------------------------------------------- overlap, pause, stop
 
 
 @pytest.mark.requirement("B1", "B3")
@@ -93,7 +97,12 @@ def test_ticks_that_an_overlong_cycle_covers_are_skipped_one_by_one_and_not_queu
             (notice,) = late.result(timeout=10)
             assert "skipped" in notice
             run = last_run(db, BOOKINGS)
-            assert (run["driver"], run["status"], run["reason"], run["expired"]) == ("pg_cron", "skipped", "overlap", 0)
+            assert (run["driver"], run["status"], run["reason"], run["expired"]) == (
+                "pg_cron",
+                "skipped",
+                "overlap",
+                0,
+            )
             assert str(working) in run["error"]
         assert first.is_running()
         # the other job is another matter
@@ -102,7 +111,9 @@ def test_ticks_that_an_overlong_cycle_covers_are_skipped_one_by_one_and_not_queu
         first.result()
     assert run_of(db, working)["status"] == "completed"
     assert run_job(db.connect(**CRON), BOOKINGS)["status"] == "completed"
-    assert db.rows("select status, count(*) from expiration.run where job = %s group by 1 order by 1", (BOOKINGS,)) == [
+    assert db.rows(
+        "select status, count(*) from expiration.run where job = %s group by 1 order by 1", (BOOKINGS,)
+    ) == [
         ("completed", 2),
         ("skipped", 3),
     ]
@@ -119,9 +130,14 @@ def test_runs_of_different_drivers_and_instances_do_not_overlap_each_other(db: D
         # a DBA by hand, and two workers
         assert run_job(db, LEADS)["expired"] == 4
         one, two = db.connect("crm_runner"), db.connect("crm_runner")
-        runs = [start_run(one, LEADS, driver="pyrunner", instance="a"), start_run(two, LEADS, driver="pyrunner", instance="b")]
+        runs = [
+            start_run(one, LEADS, driver="pyrunner", instance="a"),
+            start_run(two, LEADS, driver="pyrunner", instance="b"),
+        ]
         assert [run["status"] for run in runs] == ["running", "running"]
-        assert start_run(db.connect("crm_runner"), LEADS, driver="pyrunner", instance="a")["reason"] == "overlap"
+        assert (
+            start_run(db.connect("crm_runner"), LEADS, driver="pyrunner", instance="a")["reason"] == "overlap"
+        )
         for connection, run in zip((one, two), runs, strict=True):
             finish_run(connection, run["id"], "drained")
         open_gate(keeper)
@@ -146,7 +162,11 @@ def test_two_starts_of_one_driver_at_the_same_moment_make_one_run(db: Database) 
 def test_a_paused_job_is_skipped_whoever_drives_it(db: Database, job: str) -> None:
     add_items(db, "Lead" if job == LEADS else "Reserve", 3)
     db.connect("crm_operator").execute("select expiration.pause(%s, 'stock-taking')", (job,))
-    runs = [run_job(db, job), run_job(db.connect(**CRON), job), drive(db.connect("crm_runner"), job, driver="pyrunner")]
+    runs = [
+        run_job(db, job),
+        run_job(db.connect(**CRON), job),
+        drive(db.connect("crm_runner"), job, driver="pyrunner"),
+    ]
     for run in runs:
         assert (run["status"], run["reason"], run["expired"]) == ("skipped", "paused", 0)
         assert run["finished_at"] is not None
@@ -170,7 +190,9 @@ def test_a_stop_between_batches_keeps_what_was_committed_and_takes_no_further_ba
         driver = db.background(call(job))
         db.wait_for_lock(driver.pid)
         # asked for in the middle of the second batch, which is done whole
-        operator.execute("select expiration.stop(%s)" if how == "stop" else "select expiration.pause(%s)", (job,))
+        operator.execute(
+            "select expiration.stop(%s)" if how == "stop" else "select expiration.pause(%s)", (job,)
+        )
         open_gate(keeper)
         driver.result()
     run = last_run(db, job)
@@ -219,7 +241,7 @@ def test_a_cycle_out_of_time_starts_no_further_batch_and_is_not_capped_by_max_ba
     assert run_job(db, LEADS)["expired"] == 15
 
 
-# ------------------------------------------------------------------------------------------------ drivers that end
+# ------------------------------------------------------------------------------------------- drivers that end
 
 
 @pytest.mark.requirement("L5", "L22", "B17")
@@ -244,9 +266,16 @@ def test_a_cycle_whose_backend_is_terminated_inside_a_batch_loses_that_batch_and
     run = run_job(db, job)
     assert (run["status"], run["expired"]) == ("completed", 20)
     dead = run_of(db, dead["id"])
-    assert (dead["status"], dead["reason"], dead["expired"], dead["batches"]) == ("abandoned", "backend gone", 10, 1)
+    assert (dead["status"], dead["reason"], dead["expired"], dead["batches"]) == (
+        "abandoned",
+        "backend gone",
+        10,
+        1,
+    )
     # it ended when it last did something
-    assert dead["finished_at"] == db.value("select max(finished_at) from expiration.batch where run_id = %s", (dead["id"],))
+    assert dead["finished_at"] == db.value(
+        "select max(finished_at) from expiration.batch where run_id = %s", (dead["id"],)
+    )
     assert failed_items(db) == {}
     assert_consistent(db)
 
@@ -286,7 +315,11 @@ def test_upkeep_marks_abandoned_runs_too_and_leaves_those_at_work_alone(db: Data
     runs = [start_run(dead, LEADS), start_run(dead, BOOKINGS)]
     db.terminate(dead.info.backend_pid)
     db.rows("call expiration.run_upkeep()")
-    assert [run_of(db, run["id"])["status"] for run in (*runs, alive)] == ["abandoned", "abandoned", "running"]
+    assert [run_of(db, run["id"])["status"] for run in (*runs, alive)] == [
+        "abandoned",
+        "abandoned",
+        "running",
+    ]
 
 
 @pytest.mark.requirement("B1")
@@ -295,7 +328,11 @@ def test_a_session_that_goes_on_to_another_run_has_abandoned_the_one_before(db: 
     first = start_run(driver, LEADS, driver="pyrunner")
     other_job = start_run(driver, BOOKINGS, driver="pyrunner")
     second = start_run(driver, LEADS, driver="pyrunner")
-    assert [run_of(db, run["id"])["status"] for run in (first, second, other_job)] == ["abandoned", "running", "running"]
+    assert [run_of(db, run["id"])["status"] for run in (first, second, other_job)] == [
+        "abandoned",
+        "running",
+        "running",
+    ]
 
 
 @pytest.mark.requirement("B1")
@@ -309,7 +346,9 @@ def test_a_run_behind_a_pooler_is_abandoned_after_a_long_silence_only(db: Databa
     assert start_run(other, LEADS, driver="pyrunner", pooled=True)["reason"] == "overlap"
     # any backend may do its batches
     assert run_batch(other, run["id"])["state"] == "done"
-    db.rows("update expiration.run set started_at = now() - interval '11 minutes' where id = %s", (run["id"],))
+    db.rows(
+        "update expiration.run set started_at = now() - interval '11 minutes' where id = %s", (run["id"],)
+    )
     assert start_run(other, LEADS, driver="pyrunner", pooled=True)["status"] == "running"
     assert run_of(db, run["id"])["status"] == "abandoned"
 
@@ -317,11 +356,13 @@ def test_a_run_behind_a_pooler_is_abandoned_after_a_long_silence_only(db: Databa
 @pytest.mark.requirement("L5", "L22", "B17")
 @pytest.mark.parametrize("how", ["cancelled", "statement_timeout"])
 @pytest.mark.parametrize("phase", ["Lead", "Booking"])
-def test_a_cancelled_cycle_keeps_what_it_had_committed_and_is_failed_with_57014(db: Database, how: str, phase: str) -> None:
+def test_a_cancelled_cycle_keeps_what_it_had_committed_and_is_failed_with_57014(
+    db: Database, how: str, phase: str
+) -> None:
     job = JOB_OF[phase]
     ids = add_items(db, phase, 30)
     set_job(db, job, batch_size=10, max_batches_per_cycle=10)
-    options = {"options": "-c statement_timeout=1500ms"} if how == "statement_timeout" else {}
+    options: dict[str, Any] = {"options": "-c statement_timeout=1500ms"} if how == "statement_timeout" else {}
     with gate(db, phase, ids[15]):
         driver = db.background(call(job), **options)
         db.wait_for_lock(driver.pid)
@@ -349,7 +390,8 @@ def test_a_cycle_that_is_cancelled_while_it_waits_to_try_again_is_failed_too(db:
         driver = db.background(call(), options="-c lock_timeout=1ms")
         # the pauses grow: by now nearly all of its time is pause
         db.wait_until(
-            "select (select max(retries) from expiration.run) >= 5 and wait_event = 'PgSleep' from pg_stat_activity where pid = %s",
+            "select (select max(retries) from expiration.run) >= 5 and wait_event = 'PgSleep' from"
+            " pg_stat_activity where pid = %s",
             (driver.pid,),
         )
         db.rows("select pg_cancel_backend(%s)", (driver.pid,))
@@ -366,9 +408,15 @@ def test_a_failed_cycle_raises_the_sqlstate_it_has_put_on_record(db: Database) -
     with refused("42P01", "crm.audit_log") as caught:
         run_job(db, LEADS)
     run = last_run(db, LEADS)
-    assert (run["status"], run["sqlstate"], run["error"]) == ("failed", "42P01", caught.value.diag.message_primary)
+    assert (run["status"], run["sqlstate"], run["error"]) == (
+        "failed",
+        "42P01",
+        caught.value.diag.message_primary,
+    )
     assert str(run["id"]) in (caught.value.diag.message_detail or "")
-    assert db.rows("select level, event from expiration.log_event where run_id = %s order by at, ordinal", (run["id"],)) == [
+    assert db.rows(
+        "select level, event from expiration.log_event where run_id = %s order by at, ordinal", (run["id"],)
+    ) == [
         ("info", "job.started"),
         ("error", "job.failed"),
     ]
@@ -389,13 +437,18 @@ def test_a_driver_that_reports_a_failure_is_told_whether_to_try_again(db: Databa
         before = answer[1]
     assert driver.execute(ask, (run["id"], "40001")).fetchall() == [(False, timedelta(0))]
     ended = run_of(db, run["id"])
-    assert (ended["status"], ended["sqlstate"], ended["error"], ended["retries"]) == ("failed", "40001", "message", 2)
+    assert (ended["status"], ended["sqlstate"], ended["error"], ended["retries"]) == (
+        "failed",
+        "40001",
+        "message",
+        2,
+    )
     other = start_run(driver, LEADS)
     assert driver.execute(ask, (other["id"], "42501")).fetchall() == [(False, timedelta(0))]
     assert run_of(db, other["id"])["sqlstate"] == "42501"
 
 
-# ------------------------------------------------------------------------------------------------ transactions
+# ----------------------------------------------------------------------------------------------- transactions
 
 
 @pytest.mark.requirement("X2")
@@ -421,12 +474,16 @@ def test_a_cycle_runs_whatever_the_databases_default_isolation(db: Database, lev
 @pytest.mark.requirement("X2")
 @pytest.mark.parametrize("call_it", ["expire_batch", "run_batch"])
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
-def test_a_batch_in_another_isolation_than_read_committed_is_refused(db: Database, level: str, call_it: str) -> None:
+def test_a_batch_in_another_isolation_than_read_committed_is_refused(
+    db: Database, level: str, call_it: str
+) -> None:
     add_leads(db, 3)
     driver = db.connect("crm_runner", autocommit=False)
     run = start_run(driver, LEADS)
     driver.commit()
-    driver.execute(sql.SQL("set session characteristics as transaction isolation level {}").format(sql.SQL(level)))  # type: ignore[arg-type]
+    driver.execute(
+        sql.SQL("set session characteristics as transaction isolation level {}").format(sql.SQL(level))
+    )
     driver.commit()
     with nothing_changes(db), refused("XP008", level):
         if call_it == "run_batch":
@@ -436,8 +493,12 @@ def test_a_batch_in_another_isolation_than_read_committed_is_refused(db: Databas
 
 
 @pytest.mark.requirement("X2")
-@pytest.mark.parametrize("procedure", ["run_job('lead-expiration')", "run_job('booking-expiration')", "run_upkeep()"])
-def test_a_procedure_inside_a_transaction_block_is_refused_and_changes_nothing(db: Database, procedure: str) -> None:
+@pytest.mark.parametrize(
+    "procedure", ["run_job('lead-expiration')", "run_job('booking-expiration')", "run_upkeep()"]
+)
+def test_a_procedure_inside_a_transaction_block_is_refused_and_changes_nothing(
+    db: Database, procedure: str
+) -> None:
     add_leads(db, 3)
     driver = db.connect("crm_runner", autocommit=False)
     with nothing_changes(db), refused("2D000"):
@@ -466,7 +527,7 @@ def test_a_cycle_of_a_dba_commits_after_every_batch(db: Database) -> None:
     assert_consistent(db)
 
 
-# ------------------------------------------------------------------------------------------------ the protocol itself
+# ---------------------------------------------------------------------------------------- the protocol itself
 
 
 @pytest.mark.requirement("L13", "B11")
@@ -478,7 +539,9 @@ def test_a_run_that_is_over_stays_as_it_is(db: Database) -> None:
         assert finish_run(driver, run["id"], "stop requested") == run
         with refused("XP007", str(run["id"]), "completed"):
             run_batch(driver, run["id"])
-    assert driver.execute("select retry from expiration.batch_failed(%s, '40P01', '')", (run["id"],)).fetchone() == (False,)
+    assert driver.execute(
+        "select retry from expiration.batch_failed(%s, '40P01', '')", (run["id"],)
+    ).fetchone() == (False,)
     assert run_of(db, run["id"]) == run
 
 
@@ -494,7 +557,9 @@ def test_a_run_that_is_over_stays_as_it_is(db: Database) -> None:
         ("paused", "stopped"),
     ],
 )
-def test_each_reason_that_run_batch_gives_ends_a_run_in_its_own_status(db: Database, reason: str, status: str) -> None:
+def test_each_reason_that_run_batch_gives_ends_a_run_in_its_own_status(
+    db: Database, reason: str, status: str
+) -> None:
     driver = db.connect("crm_runner")
     run = start_run(driver, LEADS)
     assert finish_run(driver, run["id"], reason)["status"] == status
@@ -528,7 +593,12 @@ def test_a_report_names_what_the_batch_expired_and_what_failed(db: Database) -> 
     driver = db.connect("crm_runner")
     run = start_run(driver, LEADS)
     report = run_batch(driver, run["id"])
-    assert (report["state"], report["number"], report["phase"], report["step"]) == ("more", 1, "Lead", "claim")
+    assert (report["state"], report["number"], report["phase"], report["step"]) == (
+        "more",
+        1,
+        "Lead",
+        "claim",
+    )
     assert (report["claimed"], report["expired"], report["failed"], report["skipped_locked"]) == (3, 2, 1, 0)
     assert sorted(report["expired_ids"]) == sorted([ids[0], ids[2]])
     assert report["failures"] == [{"id": str(ids[1]), "sqlstate": "22003", "message": "integer out of range"}]

@@ -315,6 +315,12 @@ def test_a_server_that_was_never_started_has_no_port(make: Make) -> None:
     assert make(port=free_port()).dsn()
 
 
+def test_a_folder_may_have_a_name_of_several_words(make: Make, folder: Path) -> None:
+    server = make(folder / "it's ours, лиды").start()
+    assert ask(server.dsn(), "select 1") == 1
+    assert ask(server.dsn(by_socket=True), "select 1") == 1
+
+
 def test_a_long_path_gets_its_socket_elsewhere(make: Make, folder: Path) -> None:
     server = make(folder / ("long" * 20) / "server").start()
     assert server.folder not in server.socket_dir.parents
@@ -417,6 +423,25 @@ def test_roots_server_runs_as_another_user(running: PrivateServer) -> None:
 
 
 @as_root
+def test_root_that_may_not_look_into_processes_knows_its_server(binaries: Binaries, make: Make) -> None:
+    setpriv = shutil.which("setpriv")
+    need(setpriv, "no setpriv on this machine")
+    assert setpriv is not None
+    server = make()
+    # as in a container, which often has no ps either
+    without = [setpriv, "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"]
+    arguments = [str(binaries.bindir), str(binaries.home), " ".join(binaries.parts), str(server.folder)]
+    pids = [
+        subprocess.run(
+            [*without, sys.executable, "-c", START, *arguments],
+            capture_output=True, text=True, check=True, cwd=servers.PROJECT, env={**os.environ, "PATH": ""},
+        ).stdout.strip()
+        for _ in range(2)
+    ]  # fmt: skip
+    assert pids == [str(server.pid)] * 2
+
+
+@as_root
 def test_data_under_a_closed_folder_go_where_the_server_can_reach_them(make: Make, tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
@@ -464,9 +489,18 @@ def test_binaries_under_a_closed_folder_are_copied(folder: Path, tmp_path: Path)
             born = running.stat().st_ino
             server.restart()
             assert Path(psutil.Process(server.pid).exe()).stat().st_ino == born
+            # and goes with the last server whose data had to move as well
+            moved_too = PrivateServer(moved, closed / "server", initdb_options=["--no-sync"])
+            moved_too.start()
+            moved_too.destroy()
+            assert running.exists()
+            server.stop()
+            moved_too.start()
+            moved_too.destroy()
+            assert not copy.exists()
         finally:
             server.stop("immediate")
-            shutil.rmtree(copy)
+            shutil.rmtree(copy, ignore_errors=True)
     finally:
         server.destroy()
 

@@ -71,7 +71,7 @@ def demo(
         with place.occupied():
             story.tell()
     except KeyboardInterrupt:
-        say("Interrupted. `pyrunner demo` begins anew; `pyrunner demo --stop` stops the server if it runs.")
+        say(f"Interrupted. `{place.command()}` begins anew; `{place.command('--stop')}` stops the server.")
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     if as_json:
         print_json(story.result)
@@ -89,5 +89,5 @@ def _end(place: Place, *, remove: bool) -> None:
     else:
         place.server.stop()
     was = "No server was running" if pid is None else f"The demo's server, process {pid}, is stopped"
-    kept = f"its files stay in {place.folder}; `pyrunner demo --remove` removes them"
+    kept = f"its files stay in {place.folder}, and go by `{place.command('--remove')}`"
     say(f"{was}; {f'{place.folder} is removed' if remove else kept}.")

@@ -51,6 +51,17 @@ class Place:
         return self.folder / "env"
 
     @property
+    def environment_word(self) -> str:
+        """That file as a shell's dot command takes it."""
+        path = str(self.environment_file)
+        return shlex.quote(path if "/" in path else f"./{path}")
+
+    def command(self, option: str = "") -> str:
+        """The command line of a demo in this folder."""
+        folder = "" if self.folder == DEFAULT_FOLDER else f"--folder {shlex.quote(str(self.folder))}"
+        return " ".join(part for part in ("pyrunner demo", option, folder) if part)
+
+    @property
     def is_made(self) -> bool:
         """Whether a demo has been here: what is in it is ours to stop and to remove."""
         # where the server had to go elsewhere, the name of that place is the mark

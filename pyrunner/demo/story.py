@@ -115,7 +115,7 @@ class Story:
             server.start()
         self._screen.say(
             f"PostgreSQL {server.binaries.version} {'is running already' if is_running else 'was started'}: "
-            f"{server.host}:{server.port}, files in {self._place.folder}."
+            f"{server.host}:{server.port}{'' if server.notice else f', files in {self._place.folder}'}."
         )
         if server.notice:
             self._screen.say(server.notice)
@@ -159,10 +159,11 @@ class Story:
             try:
                 connection.execute(SQL("drop database if exists {} with (force)").format(name))
             except psycopg.errors.ObjectInUse as error:
+                remove = self._place.command("--remove")
                 raise BusyError(
                     f"The demo's database {DATABASE} cannot be made afresh: {error.diag.message_primary}"
                     f" ({error.diag.message_detail}).",
-                    hint="Drop the slot that reads it; or begin anew by `pyrunner demo --remove`.",
+                    hint=f"Drop the slot that reads it; or begin anew by `{remove}`.",
                 ) from None
             connection.execute(SQL("create database {} template template0").format(name))
         return int(ended)
@@ -317,9 +318,10 @@ class Story:
             run = self._cycle(Job.LEAD)
         status = rows(self._watcher, "select status from crm.leads where id = %s", (mended,))[0]["status"]
         left = self._failed()
+        more = "what the first one left, " if run.expired > _AGENT_RELEASES + 1 else ""
         self._screen.say(
-            f"The next cycle of lead-expiration expires {run.expired:,}: the {_AGENT_RELEASES} that the "
-            f"agent gave up, and the mended one, now {status}. {len(left)} still wait to be mended."
+            f"The next cycle of lead-expiration expires {run.expired:,}: {more}the {_AGENT_RELEASES} that "
+            f"the agent gave up, and the mended one, now {status}. {len(left)} still wait to be mended."
         )
         self.result["mended"] = {"lead": mended, "status": status}
         self.result["failed"] = left
@@ -383,14 +385,14 @@ class Story:
         self._part("What to type next")
         self._screen.say(f"All that took {self.result['seconds']} s. The server goes on running.")
         commands = [
-            (f". {self._place.environment_file}", "point this shell at the demo"),
+            (f". {self._place.environment_word}", "point this shell at the demo"),
             ("psql", "look around: table expiration.status;"),
             ("pyrunner status", "how the jobs are doing"),
             ("pyrunner preview booking-expiration", "what its next cycle would take"),
             ("pyrunner run booking-expiration", "that next cycle"),
             ("pyrunner failed list", "the poison that is left"),
             ("pyrunner worker", "both jobs on their periods, until ctrl-C"),
-            ("pyrunner demo --stop", "stop the server"),
+            (self._place.command("--stop"), "stop the server"),
         ]
         self._screen.choices(commands)
         self._screen.say("Other clients connect by:")

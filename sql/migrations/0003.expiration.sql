@@ -171,7 +171,8 @@ create table expiration.failed_item (
     message text not null,
     run_id uuid not null,
     row_xmin xid not null,
-    constraint failed_item_pkey primary key (job, phase, item_id)
+    -- the item first: a look-up of items must not be able to walk all of a job, whatever the statistics say
+    constraint failed_item_pkey primary key (item_id, job, phase)
 );
 comment on table expiration.failed_item is 'Poison: items that failed alone. A verdict on one version of the row: whoever changes the row frees it for the next cycle.';
 comment on column expiration.failed_item.job is 'The job.';
@@ -184,7 +185,7 @@ comment on column expiration.failed_item.sqlstate is 'SQLSTATE of the last failu
 comment on column expiration.failed_item.message is 'Message of the last failure.';
 comment on column expiration.failed_item.run_id is 'Run of the last failure.';
 comment on column expiration.failed_item.row_xmin is 'Version (xmin) of the row that failed; a row with another one is claimed as any other.';
--- this column alone: the claim's look-up of one item must not be able to walk this index
+-- this column alone, for the same reason
 create index ix_failed_item_last_failed_at on expiration.failed_item (last_failed_at);
 comment on index expiration.ix_failed_item_last_failed_at is 'Failed items, longest waiting first.';
 

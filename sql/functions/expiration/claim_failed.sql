@@ -39,8 +39,9 @@ begin
         and d.item_id = any(v_waiting)
         and d.deadline < claim_failed.as_of;
     delete from expiration.failed_item as f
-    where (f.job, f.phase, f.item_id) in (
-        select g.job, g.phase, g.item_id
+    -- an array is made once, where a join could lock again and again
+    where f.ctid = any(array(
+        select g.ctid
         from expiration.failed_item as g
         where
             g.job = claim_failed.job
@@ -48,7 +49,7 @@ begin
             and g.item_id = any(v_waiting)
             and g.item_id <> all(v_due)
         for update skip locked
-    );
+    ));
     get diagnostics v_resolved = row_count;
 
     if claim_failed.phase = 'Lead' then

@@ -8,6 +8,13 @@ declare
     v_possible record;
     v_nearest text;
 begin
+    if job is null or period is null or seconds_allowed is null then
+        perform expiration.raise_error(
+            'null_argument',
+            case when job is null then 'job' when period is null then 'period' else 'seconds_allowed' end,
+            'expiration.cron_schedule'
+        );
+    end if;
     -- every expressible period: seconds where pg_cron knows them, divisors of the hour and of the day
     for v_possible in
         select s.seconds, s.schedule

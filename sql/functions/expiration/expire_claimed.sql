@@ -145,7 +145,7 @@ begin
             run_id = excluded.run_id,
             row_xmin = excluded.row_xmin;
     end if;
-    if v_result.expired > 0 and exists (select from expiration.failed_item as f where f.job = expire_claimed.job) then
+    if v_result.expired > 0 and exists (select from expiration.failed_item) then
         delete from expiration.failed_item as f
         where
             f.job = expire_claimed.job

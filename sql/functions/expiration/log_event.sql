@@ -84,7 +84,7 @@ select
         'failed', r.failed
     )
 from expiration.run as r
-where r.finished_at is not null;
+where r.finished_at is not null and r.driver <> 'sql';
 
 comment on view expiration.log_event is
 'The documents'' log events (L15, B12) of every run, whoever drove it: order by at, ordinal. What the runner prints and pg_cron''s runs leave behind is the same.';

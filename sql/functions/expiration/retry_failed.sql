@@ -8,14 +8,15 @@ begin
     return query
     update expiration.failed_item as f
     set row_xmin = '0'
-    where (f.job, f.phase, f.item_id) in (
-        select g.job, g.phase, g.item_id
+    -- an array is made once, where a join could lock again and again
+    where f.ctid = any(array(
+        select g.ctid
         from expiration.failed_item as g
         where
             g.job = retry_failed.job
             and (retry_failed.item_id is null or g.item_id = retry_failed.item_id)
         for no key update skip locked
-    )
+    ))
     returning f.*;
     if not found and retry_failed.item_id is not null then
         perform expiration.raise_error('no_such_failed_item', retry_failed.item_id::text, job);

@@ -26,9 +26,16 @@ declare
     v_reason text;
     v_explanation text;
 begin
-    if start_run.job is null or start_run.driver is null then
+    if start_run.job is null or start_run.driver is null or whole_statement is null or pooled is null then
         perform expiration.raise_error(
-            'null_argument', case when start_run.job is null then 'job' else 'driver' end, 'expiration.start_run'
+            'null_argument',
+            case
+                when start_run.job is null then 'job'
+                when start_run.driver is null then 'driver'
+                when whole_statement is null then 'whole_statement'
+                else 'pooled'
+            end,
+            'expiration.start_run'
         );
     end if;
     select j.* into v_job from expiration.job as j where j.name = start_run.job;
