@@ -51,6 +51,10 @@ bench: setup ## measure speed and memory beside hand-written loops (minutes)
 docs: setup ## write the reference pages anew from the comments in the database
 	@$(BIN)/python docs/reference.py
 
+.PHONY: schema
+schema: setup ## write the committed dump of a fresh installation anew (PostgreSQL 15)
+	@PYRUNNER_WRITE_SCHEMA=1 $(BIN)/python -m pytest -q -k committed_dump tests/test_releases.py
+
 .PHONY: wheel
 wheel: setup ## build the wheel, SQL included, into dist/
 	@$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist .

@@ -20,7 +20,7 @@ from rich.text import Text
 
 import pyrunner
 from pyrunner.cycle import CycleFailedError, Stop, instance_of_run, run_cycle
-from pyrunner.database import is_pooled, query, rows, session, target_of
+from pyrunner.database import is_pooled, parse_dsn, query, rows, session, target_of
 from pyrunner.errors import ExitCode, PyrunnerError, RefusedError, UsageError, from_database
 from pyrunner.logs import LogObserver, emit, follow, make_log, read
 from pyrunner.output import (
@@ -166,10 +166,10 @@ CronDatabaseOption = Annotated[
 
 
 def _dsn(given: str | None) -> str:
-    if given is not None:
-        return given
     own = read_own().dsn
-    return "" if own is None else own.get_secret_value()
+    dsn = given if given is not None else "" if own is None else own.get_secret_value()
+    parse_dsn(dsn)
+    return dsn
 
 
 def _log_level(given: LogLevel | None) -> LogLevel:
@@ -185,7 +185,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _root(
     dsn: DsnOption = None,
-    version: Annotated[
+    _version_wanted: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
@@ -447,7 +447,7 @@ def worker(
     stop = Stop()
     with _signals(stop):
         Worker(
-            dsn or [_dsn(None)],
+            [_dsn(one) for one in dsn] if dsn else [_dsn(None)],
             list(dict.fromkeys(job or Job)),
             environment=read_environment(),
             instance=instance or read_own().instance,
@@ -971,7 +971,7 @@ for _group in (app, failed_app, config_app, cron_app):
 def main() -> None:
     """Runs the command line; whatever goes wrong becomes one sentence and an exit code."""
     try:
-        app()
+        app(prog_name="pyrunner")
     except PyrunnerError as error:
         _leave(error, error.exit_code)
     except psycopg.Error as error:

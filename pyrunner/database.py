@@ -120,13 +120,19 @@ def parse_dsn(dsn: str) -> dict[str, Any]:
         UsageError: it cannot be understood.
     """
     try:
-        return dict(conninfo_to_dict(dsn))
+        given: dict[str, Any] = dict(conninfo_to_dict(dsn))
     except psycopg.ProgrammingError:
-        # libpq repeats the string, and a password may stand in it
+        given = {"port": "?"}
+    host, port = str(given.get("host", "")), str(given.get("port", ""))
+    # (a host that begins with @ is an abstract socket)
+    if "@" in host[1:] or (port and not port.replace(",", "").isdigit()):
+        # libpq would repeat what it does not understand, and that may be a part of a password
         raise UsageError(
             "The connection string cannot be understood.",
-            hint="Write 'host=... dbname=... user=...', or postgresql://user@host/dbname.",
-        ) from None
+            hint="Write 'host=... dbname=... user=...', or postgresql://user@host/dbname; in the latter, "
+            "@ : / and the like are written %40 %3A %2F within a password.",
+        )
+    return given
 
 
 def target_of(dsn: str) -> str:

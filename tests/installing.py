@@ -85,7 +85,7 @@ def small(root: Path) -> SqlFolder:
     )
 
 
-def dump(db: Database) -> str:
+def dump(db: Database, *options: str) -> str:
     """The whole schema as pg_dump writes it, owners, privileges and comments included."""
     # one that is older than the server refuses it
     candidates = [db.server.binaries, embedded_binaries(), *local_binaries()]
@@ -101,7 +101,7 @@ def dump(db: Database) -> str:
     need(found, f"no pg_dump for PostgreSQL {db.server.major} on this machine")
     assert found is not None
     done = subprocess.run(
-        [found, "--schema-only", "-d", db.dsn], capture_output=True, text=True, check=True, timeout=120
+        [found, "--schema-only", *options, "-d", db.dsn], capture_output=True, text=True, check=True, timeout=120
     )
     # newer ones write a random key around the dump
     return "\n".join(

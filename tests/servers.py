@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import platform
+import re
 import secrets
 import shutil
 import socket
@@ -710,9 +711,8 @@ def _fetch(version: str, home: Path) -> None:
         )  # fmt: skip
         jars = list(folder.glob("*.jar"))
         if done.returncode or not jars:
-            lines = [
-                line.removeprefix("[ERROR]").strip() for line in (done.stdout + done.stderr).splitlines()
-            ]
+            plain = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
+            lines = [line.removeprefix("[ERROR]").strip() for line in plain.splitlines()]
             reason = next(filter(None, lines), "it gave no reason")
             raise UnavailableError(f"mvn could not fetch {artifact}: {reason}")
         with zipfile.ZipFile(jars[0]) as jar:

@@ -267,10 +267,11 @@ def test_upkeep_purges_pg_crons_record_of_our_jobs_alone(story: Story, mode: str
     db.rows(
         "insert into cron.job_run_details"
         " (jobid, runid, job_pid, database, username, command, status, start_time, end_time)"
-        " select d.jobid, 1000000 + d.runid, 1, d.database, d.username, c.command, 'succeeded',"
+        " select d.jobid, c.runid, 1, d.database, d.username, c.command, 'succeeded',"
         " now() - interval '8 days', now() - interval '8 days'"
         " from cron.job_run_details as d"
-        " cross join (values ('CALL expiration.run_job(''lead-expiration'')'), ('vacuum')) as c (command)"
+        " cross join (values (1000001, 'CALL expiration.run_job(''lead-expiration'')'), (1000002, 'vacuum'))"
+        " as c (runid, command)"
         " where d.runid = (select min(runid) from cron.job_run_details)"
     )
     with db.connect("crm_runner") as runner:

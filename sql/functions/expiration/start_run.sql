@@ -22,6 +22,7 @@ declare
     v_job expiration.job;
     v_run expiration.run;
     v_other expiration.run;
+    v_is_first boolean;
     v_status text := 'running';
     v_reason text;
     v_explanation text;
@@ -60,8 +61,8 @@ begin
         perform expiration.raise_error('future_as_of', v_as_of::text, clock_timestamp()::text);
     end if;
 
-    -- two starts of one driver decide one after the other; it is over in milliseconds, with this transaction
-    perform pg_advisory_xact_lock(hashtext('expiration.start_run'), hashtext(
+    -- of two starts of one driver at once the second is an overlap, however long the first has to wait for a table
+    v_is_first := pg_try_advisory_xact_lock(hashtext('expiration.start_run'), hashtext(
         start_run.job || '/' || start_run.driver || '/' || v_instance
     ));
     -- one session does one run at a time: what this one left behind is over
@@ -83,6 +84,20 @@ begin
     from expiration.run as r
     where r.status = 'running' and r.job = start_run.job and r.driver = start_run.driver and r.instance = v_instance
     limit 1;
+    -- pg_cron keeps the ticks, at full minutes, that an overlong run covers, and runs them when it has ended
+    if v_other.id is null and start_run.driver = 'pg_cron' and v_job.period >= interval '1 minute' then
+        select r.* into v_other
+        from expiration.run as r
+        where
+            r.job = start_run.job
+            and r.driver = start_run.driver
+            and r.instance = v_instance
+            and r.status <> 'skipped'
+            and r.started_at < date_trunc('minute', clock_timestamp())
+            and r.finished_at >= date_trunc('minute', clock_timestamp())
+        order by r.started_at desc
+        limit 1;
+    end if;
     if v_job.paused_at is not null then
         v_status := 'skipped';
         v_reason := 'paused';
@@ -90,12 +105,17 @@ begin
             'paused by %s since %s%s; resume by: select expiration.resume(%L)',
             v_job.paused_by, v_job.paused_at, ': ' || v_job.paused_reason, v_job.name
         );
+    elsif not v_is_first then
+        v_status := 'skipped';
+        v_reason := 'overlap';
+        v_explanation := format('another run of %s by %s is being started at this moment', v_job.name, start_run.driver);
     elsif v_other.id is not null then
         v_status := 'skipped';
         v_reason := 'overlap';
         v_explanation := format(
-            'the run of %s that %s started at %s still works (%s)',
-            v_job.name, v_other.driver, v_other.started_at, v_other.id
+            'the run of %s that %s started at %s %s (%s)',
+            v_job.name, v_other.driver, v_other.started_at,
+            case v_other.status when 'running' then 'still works' else 'was at work at this tick' end, v_other.id
         );
     end if;
 
