@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import LiteralString
 
 import psycopg
-from psycopg.rows import namedtuple_row
+from psycopg.rows import dict_row
 
 PAGE = Path(__file__).with_name("reference.md")
 SCHEMAS = {
@@ -75,33 +75,39 @@ def render(conn: psycopg.Connection) -> str:
     lines = [
         "# Reference",
         "",
-        "Written by `make docs` from the comments in the database; do not edit. In psql the same stands in `\\df+` and `\\d+`.",
+        "Written by `make docs` from the comments in the database; do not edit. In psql: `\\df+` and `\\d+`.",
     ]
-    with conn.cursor(row_factory=namedtuple_row) as cursor:
+    with conn.cursor(row_factory=dict_row) as cursor:
         for schema, purpose in SCHEMAS.items():
             lines += ["", f"## Schema `{schema}`: {purpose}", "", "### Functions and procedures"]
             for routine in cursor.execute(ROUTINES, {"schema": schema, "roles": list(ROLES)}).fetchall():
-                who = ", ".join(role.removeprefix("crm_") for role in routine.roles) or "crm_owner only"
-                result = f" returns {routine.result}" if routine.result else ""
+                who = ", ".join(role.removeprefix("crm_") for role in routine["roles"]) or "crm_owner only"
+                result = f" returns {routine['result']}" if routine["result"] else ""
                 lines += [
                     "",
-                    f"#### `{schema}.{routine.name}`",
+                    f"#### `{schema}.{routine['name']}`",
                     "",
-                    f"{routine.kind} `({routine.arguments}){result}`; {routine.traits}; for: {who}",
+                    f"{routine['kind']} `({routine['arguments']}){result}`; {routine['traits']}; for: {who}",
                     "",
-                    routine.comment or "",
+                    routine["comment"] or "",
                 ]
             lines += ["", "### Tables and views"]
             for relation in cursor.execute(RELATIONS, {"schema": schema}).fetchall():
-                lines += ["", f"#### `{schema}.{relation.name}`", "", f"{relation.kind}. {relation.comment}", ""]
-                columns = cursor.execute(COLUMNS, {"oid": relation.oid}).fetchall()
-                if relation.kind == "view":
-                    lines.append("Columns: " + ", ".join(f"`{column.name}`" for column in columns) + ".")
+                lines += [
+                    "",
+                    f"#### `{schema}.{relation['name']}`",
+                    "",
+                    f"{relation['kind']}. {relation['comment']}",
+                    "",
+                ]
+                columns = cursor.execute(COLUMNS, {"oid": relation["oid"]}).fetchall()
+                if relation["kind"] == "view":
+                    lines.append("Columns: " + ", ".join(f"`{column['name']}`" for column in columns) + ".")
                     continue
                 lines += ["| column | type | what it is |", "| --- | --- | --- |"]
                 for column in columns:
-                    optional = "" if column.required else ", may be null"
-                    lines.append(f"| `{column.name}` | {column.type}{optional} | {column.comment} |")
+                    optional = "" if column["required"] else ", may be null"
+                    lines.append(f"| `{column['name']}` | {column['type']}{optional} | {column['comment']} |")
         lines += [
             "",
             "## SQLSTATEs of our own",
@@ -112,7 +118,7 @@ def render(conn: psycopg.Connection) -> str:
             "| --- | --- | --- | --- |",
         ]
         for error in cursor.execute(ERRORS).fetchall():
-            lines.append(f"| {error.sqlstate} | {error.name} | {error.message} | {error.hint} |")
+            lines.append(f"| {error['sqlstate']} | {error['name']} | {error['message']} | {error['hint']} |")
     return "\n".join(lines) + "\n"
 
 
@@ -129,7 +135,7 @@ def main() -> int:
             with psycopg.connect(server.dsn()) as conn:
                 PAGE.write_text(render(conn), encoding="utf-8")
         finally:
-            server.stop()
+            server.destroy()
     sys.stdout.write(f"{PAGE.name}: written\n")
     return 0
 

@@ -100,9 +100,8 @@ def dump(db: Database, *options: str) -> str:
     )
     need(found, f"no pg_dump for PostgreSQL {db.server.major} on this machine")
     assert found is not None
-    done = subprocess.run(
-        [found, "--schema-only", *options, "-d", db.dsn], capture_output=True, text=True, check=True, timeout=120
-    )
+    command = [found, "--schema-only", *options, "-d", db.dsn]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     # newer ones write a random key around the dump
     return "\n".join(
         line for line in done.stdout.splitlines() if not line.startswith(("\\restrict", "\\unrestrict"))

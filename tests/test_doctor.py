@@ -224,15 +224,11 @@ def test_missing_partitions_and_events_without_one_are_found(db: Database) -> No
     add_leads(db, 3)
     run_job(db, LEADS)
     run_job(db, BOOKINGS)
-    db.wait_until(
-        "select n_live_tup > 0 from pg_stat_user_tables where schemaname = 'outbox' and relname = 'event_default'"
-    )
+    db.wait_until("select n_live_tup > 0 from pg_stat_user_tables where relname = 'event_default'")
     findings = doctor(db, code=9)
     remedied(db, the(findings, "the outbox has no partition for today", "error"))
     the(findings, "outbox.event_default holds about 3 events", "warning")
-    db.wait_until(
-        "select n_live_tup = 0 from pg_stat_user_tables where schemaname = 'outbox' and relname = 'event_default'"
-    )
+    db.wait_until("select n_live_tup = 0 from pg_stat_user_tables where relname = 'event_default'")
     assert trouble(doctor(db, code=0)) == []
     run(db, "update outbox.settings set partitions_ahead = 20")
     the(doctor(db, code=10), "the outbox has partitions until", "warning")
@@ -244,7 +240,8 @@ def test_jobs_that_never_ran_failed_are_paused_or_silent_are_found(sound: Databa
     the(doctor(sound, code=10), "booking-expiration has never run", "warning")
     run(
         sound,
-        "update expiration.run set started_at = started_at - interval '5 h', finished_at = finished_at - interval '5 h'",
+        "update expiration.run set started_at = started_at - interval '5 h',"
+        " finished_at = finished_at - interval '5 h'",
     )
     the(doctor(sound, code=9), "lead-expiration has had no successful cycle for 05:00:", "error")
     run(sound, "select expiration.pause(%s, 'a release')", LEADS)
@@ -257,7 +254,8 @@ def test_jobs_that_never_ran_failed_are_paused_or_silent_are_found(sound: Databa
     run(sound, "select expiration.resume(%s)", LEADS)
     run(
         sound,
-        "update expiration.run set status = 'failed', sqlstate = '53100', error = 'no space left', finished_at = now(), started_at = now()",
+        "update expiration.run set status = 'failed', sqlstate = '53100', error = 'no space left',"
+        " finished_at = now(), started_at = now()",
     )
     the(doctor(sound, code=9), "the last run failed with 53100: no space left", "error")
 
@@ -320,7 +318,8 @@ def test_a_slot_that_nobody_reads_or_that_is_lost_is_found(private_server: Calla
         for _ in range(4):
             run(
                 db,
-                "select pg_logical_emit_message(false, 'fill', repeat('x', 1000000)) from generate_series(1, 20)",
+                "select pg_logical_emit_message(false, 'fill', repeat('x', 1000000))"
+                " from generate_series(1, 20)",
             )
             run(db, "select pg_switch_wal()")
             run(db, "checkpoint")
@@ -386,8 +385,8 @@ def test_entries_of_pg_cron_that_are_wrong_are_found(sound_cron: Database) -> No
     run(
         db,
         "insert into cron.job_run_details (jobid, runid, database, username, command, status, return_message,"
-        " start_time, end_time) select jobid, 4711, database, username, command, 'failed', 'connection failed',"
-        " now(), now() from cron.job where command ~ 'lead'",
+        " start_time, end_time) select jobid, 4711, database, username, command, 'failed',"
+        " 'connection failed', now(), now() from cron.job where command ~ 'lead'",
     )
     the(doctor(db, code=9), "connection failed", "error")
     run(db, "delete from cron.job")

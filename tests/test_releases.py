@@ -1,8 +1,8 @@
 """Releases: what a fresh installation makes is written down, and every earlier release can be brought to it.
 
-`tests/schema.sql` is the dump of a fresh installation on PostgreSQL 15; a change of it shows in review what a change of
-the SQL does. `tests/releases/` holds the installation script of each release. `make schema` writes the dump anew; at a
-release, `pyrunner sql > tests/releases/VERSION.sql`.
+`tests/schema.sql` is the dump of a fresh installation on PostgreSQL 15; in a review its change shows what a
+change of the SQL does. `tests/releases/` holds the installation script of each release. `make schema` writes
+the dump anew; at a release, `pyrunner sql > tests/releases/VERSION.sql`.
 """
 
 import os
@@ -30,7 +30,7 @@ def test_a_fresh_installation_is_what_the_committed_dump_says(db: Database) -> N
     now = comparable(db)
     if os.environ.get("PYRUNNER_WRITE_SCHEMA"):
         SCHEMA.write_text(now, encoding="utf-8")
-    assert now == SCHEMA.read_text(encoding="utf-8"), "if that is what you want, write it anew by: make schema"
+    assert now == SCHEMA.read_text(encoding="utf-8"), "right? then: make schema"
 
 
 @pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.stem)

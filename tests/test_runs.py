@@ -18,9 +18,11 @@ from tests.domain import (
     add_bookings,
     add_items,
     add_leads,
+    add_trigger,
     assert_consistent,
     contents,
     drive,
+    drop_trigger,
     events,
     expire_batch,
     failed_items,
@@ -150,11 +152,45 @@ def test_runs_of_different_drivers_and_instances_do_not_overlap_each_other(db: D
 def test_two_starts_of_one_driver_at_the_same_moment_make_one_run(db: Database) -> None:
     first = db.connect("crm_runner", autocommit=False)
     run = start_run(first, BOOKINGS, driver="pg_cron")
-    second = db.background(lambda connection: start_run(connection, BOOKINGS, driver="pg_cron"), "crm_runner")
-    db.wait_for_lock(second.pid)
+    late = start_run(db.connect("crm_runner"), BOOKINGS, driver="pg_cron")
     first.commit()
-    late = second.result()
     assert (run["status"], late["status"], late["reason"]) == ("running", "skipped", "overlap")
+
+
+@pytest.mark.requirement("B1", "B3")
+def test_ticks_do_not_queue_up_behind_one_that_waits_for_a_table_somebody_is_altering(db: Database) -> None:
+    add_bookings(db, 3)
+    with db.connect(autocommit=False) as other:
+        other.execute("lock table crm.bookings in access exclusive mode")
+        first = db.background(call(BOOKINGS), **CRON)
+        db.wait_for_lock(first.pid)
+        for _ in range(2):
+            db.background(call(BOOKINGS), **CRON).result(timeout=10)
+        assert db.rows("select status, reason from expiration.run") == [("skipped", "overlap")] * 2
+    first.result()
+    assert db.rows("select expired from expiration.run where status = 'completed'") == [(3,)]
+
+
+@pytest.mark.requirement("B1")
+def test_a_call_that_could_not_even_record_its_failure_is_abandoned_though_its_session_lives_on(
+    db: Database,
+) -> None:
+    add_leads(db, 3)
+    cron = db.connect(**CRON)
+    add_trigger(db, "crm.leads", "raise sqlstate '58030';", at="before update", name="broken_disk")
+    add_trigger(db, "expiration.run", "raise sqlstate '53100';", at="before update", name="full_disk")
+    with refused("53100"):
+        run_job(cron, LEADS)
+    drop_trigger(db, "broken_disk")
+    drop_trigger(db, "full_disk")
+    assert db.rows("select status from expiration.run") == [("running",)]
+    assert db.value("select running from expiration.status where job = %s", (LEADS,)) == 0
+    assert run_job(db.connect(**CRON), LEADS)["expired"] == 3
+    assert db.rows("select status, expired from expiration.run order by started_at") == [
+        ("abandoned", 0),
+        ("completed", 3),
+    ]
+    assert cron.info.transaction_status.name == "IDLE"
 
 
 @pytest.mark.requirement("B1")

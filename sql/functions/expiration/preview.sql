@@ -66,8 +66,7 @@ begin
                 when n.step = 'claim' then (n.position % v_budget) / v_job.batch_size
                 else
                     -- behind the claims of that cycle
-                    case when c.cycle = n.claims / v_budget then n.claims % v_budget + v_job.batch_size - 1 else 0 end
-                    / v_job.batch_size
+                    (greatest(least(n.claims - c.cycle * v_budget, v_budget), 0) + v_job.batch_size - 1) / v_job.batch_size
                     + n.position % nullif(v_job.retry_failures_per_cycle, 0) / v_job.batch_size
             end as batch
         from numbered as n
@@ -75,8 +74,8 @@ begin
             select
                 case
                     when n.step = 'claim' then n.position / v_budget
-                    -- from the first cycle on that has claimed less than it may; all fail again, for all we know
-                    else n.claims / v_budget + n.position / nullif(v_job.retry_failures_per_cycle, 0)
+                    -- all fail again, for all we know
+                    else n.position / nullif(v_job.retry_failures_per_cycle, 0)
                 end as cycle
         ) as c
     )

@@ -12,6 +12,7 @@ declare
     v_step text;
     v_last expiration.batch;
     v_budget bigint;
+    v_left bigint;
     v_size integer;
     v_result expiration.batch_result;
     v_capped boolean;
@@ -51,11 +52,11 @@ begin
             order by b.number desc
             limit 1;
             v_last.phase_expired := coalesce(v_last.phase_expired, 0);
-            v_size := least(v_run.batch_size, v_budget - v_last.phase_expired)::integer;
-            continue when v_size <= 0;
+            v_left := v_budget - v_last.phase_expired;
 
             if v_step = 'claim' then
-                continue when v_last.step = 'retry' or v_last.drained;
+                continue when v_left <= 0 or v_last.step = 'retry' or v_last.drained;
+                v_size := least(v_run.batch_size, v_left)::integer;
                 if v_run.job = 'lead-expiration' then
                     v_result := crm.expire_leads_batch(
                         v_run.as_of, v_size, v_run.id, v_number,
@@ -77,7 +78,11 @@ begin
                     v_last.retry_failures := 0;
                     v_last.drained := false;
                 end if;
-                v_size := least(v_size, v_job.retry_failures_per_cycle - v_last.retry_failures);
+                v_size := least(
+                    v_run.batch_size,
+                    v_job.retry_failures_per_cycle - v_last.retry_failures,
+                    nullif(greatest(v_left, 0), 0)
+                )::integer;
                 continue when v_last.drained or v_size <= 0;
                 v_result := expiration.expire_claimed(
                     v_run.job,
@@ -87,7 +92,9 @@ begin
                     v_run.id,
                     v_number
                 );
-                v_last.retry_failures := v_last.retry_failures + v_result.failed;
+                -- a backlog that uses up every cycle does not keep them waiting for good: then each try counts
+                v_last.retry_failures := v_last.retry_failures
+                    + v_result.failed + case when v_left <= 0 then v_result.expired else 0 end;
                 -- nothing came of it, not even a failure (a trigger that suppresses the change): once a cycle will do
                 v_result.drained := v_result.drained
                     or v_result.claimed > 0 and v_result.expired = 0 and v_result.failed = 0;

@@ -23,6 +23,7 @@ declare
     v_run expiration.run;
     v_other expiration.run;
     v_is_first boolean;
+    v_due_before bigint;
     v_status text := 'running';
     v_reason text;
     v_explanation text;
@@ -119,6 +120,12 @@ begin
         );
     end if;
 
+    -- apart, so that a start that is skipped needs no lock of the items' tables
+    if v_status = 'running' then
+        select count(*) into v_due_before
+        from expiration.due_item as d
+        where d.job = start_run.job and d.deadline < v_as_of;
+    end if;
     insert into expiration.run (
         job, driver, instance, status, reason, as_of, finished_at, due_before,
         batch_size, max_batches_per_cycle, max_duration, error, backend_start, statement_start
@@ -131,11 +138,7 @@ begin
         v_reason,
         v_as_of,
         case when v_status = 'skipped' then clock_timestamp() end,
-        case when v_status = 'running' then (
-            select count(*)
-            from expiration.due_item as d
-            where d.job = start_run.job and d.deadline < v_as_of
-        ) end,
+        v_due_before,
         v_job.batch_size,
         v_job.max_batches_per_cycle,
         v_job.max_duration,
