@@ -970,6 +970,8 @@ for _group in (app, failed_app, config_app, cron_app):
 
 def main() -> None:
     """Runs the command line; whatever goes wrong becomes one sentence and an exit code."""
+    # as Ctrl-C: what is being executed is cancelled in the server, and does not go on without us
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         app(prog_name="pyrunner")
     except PyrunnerError as error:
@@ -983,6 +985,10 @@ def main() -> None:
         if os.environ.get("PYRUNNER_TRACE"):
             raise
         _leave(PyrunnerError(f"A fault of pyrunner itself: {error!r}.", hint=_ISSUES), ExitCode.INTERNAL)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _leave(error: PyrunnerError, code: ExitCode) -> None:

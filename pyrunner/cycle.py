@@ -34,7 +34,7 @@ _RESULT: Final = (
     "ExpiredCount", "ReserveExpiredCount", "BookingExpiredCount", "BatchesProcessed", "SkippedLockedCount",
     "Elapsed", "DurationMs", "CappedByMaxBatches",
 )  # fmt: skip
-# where one name has to stand for a process
+# tells processes apart; their numbers repeat from container to container
 _PROCESS: Final = secrets.token_hex(4)
 
 
@@ -154,7 +154,7 @@ def instance_of_worker(name: str | None, *, pooled: bool) -> str:
 
 def instance_of_run(name: str | None) -> str:
     """What tells one run from others: two typed at once both work, unless they were given the same name."""
-    return _host(name or str(os.getpid()))
+    return _host(name or f"{os.getpid()}-{_PROCESS}")
 
 
 def _host(name: str | None) -> str:
@@ -243,9 +243,13 @@ class _Cycle:
         except psycopg.Error as error:
             self._stop.wait(self._delay_after(run_id, error))
             return self.finish(run_id, reason)
-        if self._observer.wants("debug"):
-            self._tell_items(run_id)
-        self._tell(events)
+        try:
+            if self._observer.wants("debug"):
+                self._tell_items(run_id)
+        except psycopg.Error as error:
+            raise explain(error, self._connection, "crm_monitor") from None
+        finally:
+            self._tell(events)
         return _run(row)
 
     def _delay_after(self, run_id: UUID, error: psycopg.Error) -> float:

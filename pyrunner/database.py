@@ -3,15 +3,17 @@
 import contextlib
 import os
 from collections.abc import Iterator
+from datetime import datetime
 from functools import cache
 from importlib.resources import files
 from typing import Any, Final, Literal, LiteralString, cast
 
 import psycopg
-from psycopg.abc import Params
+from psycopg.abc import Buffer, Params
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import DictRow, TupleRow, dict_row
 from psycopg.sql import SQL, Composed, Identifier
+from psycopg.types.datetime import TimestamptzBinaryLoader
 
 from pyrunner.errors import (
     CannotConnectError,
@@ -25,6 +27,7 @@ from pyrunner.errors import (
     one_line,
 )
 from pyrunner.migrations import require_installation
+from pyrunner.times import FIRST, LAST
 
 __all__ = [
     "OLDEST_SERVER",
@@ -57,6 +60,16 @@ _HOW: Final = (
     "pyrunner connects as psql does: see --dsn, PYRUNNER_DSN, "
     "or PGHOST, PGPORT, PGDATABASE, PGUSER and PGPASSFILE."
 )
+
+
+class _InstantLoader(TimestamptzBinaryLoader):
+    """Loads instants; those that Python cannot hold, the infinite ones among them, as its first or last."""
+
+    def load(self, data: Buffer) -> datetime:
+        try:
+            return super().load(data)
+        except psycopg.DataError:
+            return FIRST if bytes(data)[0] & 0x80 else LAST
 
 
 def connect(
@@ -107,6 +120,7 @@ def connect(
             f"{target_of(dsn)} has version {version}, and PostgreSQL {OLDEST_SERVER} or newer is needed.",
             hint="Upgrade the server; or, where that is a pooler's own console, name the database behind it.",
         )
+    connection.adapters.register_loader("timestamptz", _InstantLoader)
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     if read_only:
         connection.read_only = True

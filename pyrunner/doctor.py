@@ -121,6 +121,8 @@ class _Examination:
                 for name in changed_objects(self._connection)
             ]
             return [Finding(title, "ok", f"version {state.version}"), *changed], True
+        except psycopg.errors.InsufficientPrivilege as error:
+            return [self._unseen(title, self._connection, error)], True
         except PyrunnerError as error:
             return [
                 Finding(title, "unseen", _clause(error.message), "what is installed is not known", error.hint)

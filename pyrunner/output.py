@@ -24,7 +24,7 @@ from rich.text import Text
 from pyrunner.cycle import Run
 from pyrunner.errors import PyrunnerError
 from pyrunner.logs import LogObserver
-from pyrunner.times import format_duration, format_instant
+from pyrunner.times import FIRST, LAST, format_duration, format_instant
 
 __all__ = [
     "CycleProgress",
@@ -144,7 +144,11 @@ def shown(value: Any) -> str:
 
 def moment(instant: datetime | None) -> str:
     """To the second, in UTC."""
-    return "" if instant is None else instant.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    if instant is None:
+        return ""
+    if instant in (FIRST, LAST):
+        return format_instant(instant)
+    return instant.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def ago(instant: datetime | None, now: datetime) -> str:

@@ -4,7 +4,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-__all__ = ["format_duration", "format_instant", "parse_duration", "parse_instant"]
+__all__ = ["FIRST", "LAST", "format_duration", "format_instant", "parse_duration", "parse_instant"]
 
 _CLOCK: Final = re.compile(
     r"(?:(?P<days>\d{1,8})\.)?(?P<hours>\d{1,2}):(?P<minutes>\d{1,2})"
@@ -25,6 +25,8 @@ _UNITS: Final = {
     )
     for name in names.split()
 }
+FIRST: Final = datetime.min.replace(tzinfo=UTC)
+LAST: Final = datetime.max.replace(tzinfo=UTC)
 DURATION: Final = "a time such as 01:00:00, '90 s' or '1 h 30 min'"
 INSTANT: Final = "a time such as 2026-11-29T12:00:00Z, or 'DURATION ago' such as '2 h ago'"
 
@@ -91,5 +93,7 @@ def parse_instant(text: str) -> datetime:
 
 
 def format_instant(instant: datetime) -> str:
-    """In UTC by ISO 8601, with microseconds: 2026-11-29T12:00:00.000000Z."""
+    """In UTC by ISO 8601, with microseconds: 2026-11-29T12:00:00.000000Z; -infinity, infinity."""
+    if instant in (FIRST, LAST):
+        return "-infinity" if instant == FIRST else "infinity"
     return instant.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -104,3 +104,10 @@ grant execute on function
     crm.reserve_property(uuid, uuid, uuid, timestamptz, text, uuid),
     crm.extend_lead(uuid, integer, timestamptz, text, uuid)
 to crm_app;
+
+-- ready at once: today's partition and those of the days ahead; upkeep makes the next ones
+do $partitions$
+begin
+    perform outbox.make_partitions();
+end
+$partitions$;

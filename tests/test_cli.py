@@ -1,8 +1,10 @@
 """The command line as a whole: what it says of trouble, its exit codes, and every command that is no run."""
 
 import importlib.util
+import signal
 import socket
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pyrunner import __version__
 from pyrunner.errors import DatabaseError, ExitCode
-from tests.commands import pyrunner
+from tests.commands import backend_of, pyrunner, started
 from tests.domain import (
     BOOKINGS,
     LEADS,
@@ -28,7 +30,7 @@ from tests.domain import (
     set_job,
     statuses,
 )
-from tests.servers import Database
+from tests.servers import Database, Server
 
 READERS = (
     ("status",), ("preview", LEADS), ("history",), ("failed", "list"), ("config", "show"), ("logs",),
@@ -259,6 +261,16 @@ def test_preview_prints_what_the_next_cycle_would_take(db: Database) -> None:
     assert pyrunner("preview", BOOKINGS, dsn=monitor(db)).out == "Nothing is due for booking-expiration.\n"
 
 
+def test_infinite_deadlines_in_a_teams_own_table_can_be_looked_at(db: Database) -> None:
+    run(db, "alter table crm.leads drop constraint leads_times_are_finite")
+    add_leads(db, 1)
+    run(db, "update crm.leads set expires_at = '-infinity'")
+    pyrunner("status", dsn=monitor(db))
+    assert pyrunner("status", "--json", dsn=monitor(db)).json[0]["oldest_due_at"] == "-infinity"
+    assert pyrunner("preview", LEADS, "--json", dsn=monitor(db)).json["items"][0]["deadline"] == "-infinity"
+    assert "-infinity" in pyrunner("preview", LEADS, dsn=monitor(db)).out
+
+
 def test_history_lists_runs_newest_first_with_their_errors(db: Database) -> None:
     for job in (LEADS, BOOKINGS, LEADS):
         run_job(db, job)
@@ -359,17 +371,47 @@ def test_sql_prints_the_installation_for_psql(bare_db: Database, tmp_path: Path)
     pyrunner("status", dsn=bare_db.dsn)
 
 
+def test_sigterm_ends_a_command_and_its_query_in_the_server(db: Database) -> None:
+    keeper = db.connect(autocommit=False)
+    keeper.execute("lock table expiration.job in access exclusive mode")
+    with started("status", dsn=monitor(db)) as process:
+        pid = backend_of(db, "pyrunner status")
+        db.wait_for_lock(pid)
+        process.send(signal.SIGTERM)
+        process.wait(130)
+        db.wait_until_gone(pid)
+    keeper.rollback()
+
+
 # ------------------------------------------------------------------------------------- odd servers and output
 
 
-def test_a_standby_can_be_looked_at_and_runs_nothing(db: Database) -> None:
-    # what a standby answers, without one: every transaction is read only
-    run(db, f"alter database {db.name} set default_transaction_read_only = on")
-    pyrunner("status", dsn=monitor(db))
-    pyrunner("history", dsn=monitor(db))
-    for command in (("run", LEADS), ("pause", LEADS)):
-        answer = pyrunner(*command, dsn=operator(db), code=3)
-        assert "target_session_attrs=read-write" in answer.err
+def test_a_standby_can_be_looked_at_and_runs_nothing(private_server: Callable[..., Server]) -> None:
+    server = private_server()
+    assert server.private is not None
+    with server.database() as db:
+        leads = add_leads(db, 2)
+        run_job(db, LEADS)
+        db.close()
+        server.stop()
+        signal_file = server.private.data / "standby.signal"
+        signal_file.touch()
+        server.start()
+        try:
+            for command in READERS:
+                # no login can be made there
+                pyrunner(*command, dsn=db.dsn)
+            findings = pyrunner("doctor", "--json", dsn=db.dsn, code=None).json
+            assert "this server is a standby" in {finding["what"] for finding in findings}
+            for writer in (("run", LEADS), ("pause", LEADS)):
+                answer = pyrunner(*writer, dsn=db.dsn, code=3)
+                assert "target_session_attrs=read-write" in answer.err
+        finally:
+            db.close()
+            server.stop()
+            signal_file.unlink()
+            server.start()
+        assert statuses(db, "Lead", leads) == {"Expired": 2}
 
 
 def test_what_a_transaction_holds_is_skipped_and_said(db: Database) -> None:

@@ -466,3 +466,24 @@ def test_a_run_that_began_after_another_session_looked_around_is_not_taken_for_a
         driver.result()
     assert db.rows("select status from expiration.run where driver = 'psql'") == [("completed",)]
     assert_consistent(db)
+
+
+@pytest.mark.requirement("L2")
+def test_upkeep_by_several_at_once_does_everything_once(db: Database) -> None:
+    for _ in range(3):
+        run_job(db, LEADS)
+    db.rows(
+        "update expiration.run set started_at = started_at - interval '90 days',"
+        " finished_at = finished_at - interval '90 days'"
+    )
+    dead = db.connect("crm_runner")
+    start_run(dead, LEADS)
+    db.terminate(dead.info.backend_pid)
+    db.sessions(4, lambda connection, _: connection.execute("call expiration.run_upkeep()"), "crm_runner")
+    assert db.rows("select status, runs from expiration.run_total order by 1") == [
+        ("abandoned", 1),
+        ("completed", 3),
+    ]
+    # the last success stays
+    assert db.rows("select status from expiration.run order by 1") == [("abandoned",), ("completed",)]
+    assert db.value("select count(*) from outbox.partition") == 9

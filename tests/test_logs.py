@@ -126,7 +126,7 @@ def test_following_prints_what_is_logged_from_then_on_and_each_line_once(db: Dat
         add_leads(db, 2)
         third = run_job(db, LEADS)
         _wait_for_out(process, str(third["id"]), "job.completed")
-        process.send(signal.SIGINT)
+        process.send(signal.SIGTERM)
         answer = process.wait(130)
     lines = answer.out.splitlines()
     assert len(lines) == len(set(lines))

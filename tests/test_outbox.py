@@ -4,6 +4,7 @@ import re
 from datetime import UTC, date, datetime, timedelta
 
 import pytest
+from psycopg import sql
 
 from tests.domain import (
     BOOKINGS,
@@ -18,7 +19,7 @@ from tests.domain import (
     run_job,
     set_job,
 )
-from tests.servers import Database
+from tests.servers import Database, Server
 
 APPEND = (
     "insert into outbox.event"
@@ -27,6 +28,21 @@ APPEND = (
     " '{}'"
 )
 PARTITIONS = "select name from outbox.partition where not is_default order by name"
+
+
+@pytest.fixture
+def db(db: Database) -> Database:
+    """A fresh database in which upkeep has not made a partition yet."""
+    for (name,) in db.rows(PARTITIONS):
+        db.rows(sql.SQL("drop table outbox.{}").format(sql.Identifier(name)))
+    return db
+
+
+def test_an_installation_has_the_partitions_of_today_and_the_days_ahead(server: Server) -> None:
+    with server.database() as fresh:
+        assert fresh.value(
+            "select count(*) from outbox.partition where not is_default and to_time > now()"
+        ) == fresh.value("select partitions_ahead + 1 from outbox.settings")
 
 
 def names(first: date, count: int) -> list[tuple[str]]:

@@ -147,7 +147,7 @@ class Explained:
             self._plans.append(Plan(" ".join(explained["Query Text"].split()), explained["Plan"]))
 
     def plans(self, statement: str, parameters: dict[str, Any] | None = None) -> list[Plan]:
-        """Executes a statement; the plans of it and of all that its functions executed, the innermost first."""
+        """Executes a statement; the plans of it and of what its functions executed, the innermost first."""
         self._plans.clear()
         self.connection.execute(statement.encode(), parameters)
         return list(self._plans)
@@ -306,6 +306,20 @@ def test_the_claim_uses_an_index_without_the_id(explained: Explained, phase: str
     assert_reads_by_its_index(claim_of(plans, phase), phase, "own")
     # those of one deadline are put in order together, some of the next are read for it
     assert_reads_only(plans, 300)
+
+
+@pytest.mark.slow
+def test_the_claim_uses_its_partial_index_on_every_version(versioned_db: Database) -> None:
+    fill(versioned_db, SMALL)
+    for statistics in STATISTICS.values():
+        session = Explained(versioned_db)
+        session.connection.execute((statistics or "select").encode())
+        for phase in PHASES:
+            plans = session.plans(batch(phase, batch_size="200"))
+            assert_reads_by_its_index(claim_of(plans, phase), phase)
+            assert_reads_only(plans, 200)
+        session.connection.rollback()
+        session.connection.close()
 
 
 @pytest.mark.parametrize("phase", PHASES)

@@ -85,6 +85,7 @@ MAY_EXECUTE: Final = {
     "expiration.start_run": RUNNER,
     "expiration.stop": OPERATOR,
     "outbox.make_partitions": RUNNER,
+    "outbox.partition_start": MONITOR,
     "outbox.refuse_update": NOBODY,
     "outbox.traceparent": NOBODY,
     "outbox.utc": NOBODY,

@@ -8,15 +8,22 @@ declare
     v_batch integer := 0;
     v_traceparent text;
     v_count integer;
+    v_deadline timestamptz := '-infinity';
+    v_id uuid := '00000000-0000-0000-0000-000000000000';
 begin
-    perform set_config('plan_cache_mode', 'force_generic_plan', false);
+    set plan_cache_mode = force_generic_plan;
+    set enable_hashjoin = off;
+    set enable_mergejoin = off;
     loop
         v_batch := v_batch + 1;
         v_traceparent := outbox.traceparent(v_run_id, v_batch);
         with due as materialized (
-            select b.id, b.status
+            select b.id, b.status, b.reserve_expires_at
             from crm.bookings as b
-            where b.status in ('Reserved', 'AwaitingPayment') and b.reserve_expires_at < lean_bookings.as_of
+            where
+                b.status in ('Reserved', 'AwaitingPayment')
+                and b.reserve_expires_at < lean_bookings.as_of
+                and (b.reserve_expires_at, b.id) > (v_deadline, v_id)
             order by b.reserve_expires_at, b.id
             limit {batch_size}
             for no key update skip locked
@@ -69,7 +76,10 @@ begin
             from expired as e
         )
 
-        select count(*) into v_count from expired as e;
+        select c.expired, d.reserve_expires_at, d.id
+        into v_count, v_deadline, v_id
+        from (select count(*) as expired from expired) as c
+        left join (select d.reserve_expires_at, d.id from due as d offset {batch_size} - 1) as d on true;
         commit;
         exit when v_count < {batch_size};
     end loop;
@@ -78,13 +88,18 @@ begin
         v_batch := v_batch - 1;
     end if;
 
+    v_deadline := '-infinity';
+    v_id := '00000000-0000-0000-0000-000000000000';
     loop
         v_batch := v_batch + 1;
         v_traceparent := outbox.traceparent(v_run_id, v_batch);
         with due as materialized (
-            select b.id
+            select b.id, b.booking_expires_at
             from crm.bookings as b
-            where b.status = 'Booked' and b.booking_expires_at < lean_bookings.as_of
+            where
+                b.status = 'Booked'
+                and b.booking_expires_at < lean_bookings.as_of
+                and (b.booking_expires_at, b.id) > (v_deadline, v_id)
             order by b.booking_expires_at, b.id
             limit {batch_size}
             for no key update skip locked
@@ -137,7 +152,10 @@ begin
             from expired as e
         )
 
-        select count(*) into v_count from expired as e;
+        select c.expired, d.booking_expires_at, d.id
+        into v_count, v_deadline, v_id
+        from (select count(*) as expired from expired) as c
+        left join (select d.booking_expires_at, d.id from due as d offset {batch_size} - 1) as d on true;
         commit;
         exit when v_count < {batch_size};
     end loop;

@@ -1,5 +1,6 @@
--- The leanest loop that does what the engine does to leads: one statement a batch, a COMMIT each, no bookkeeping, no
--- poison, no settings, nothing counted.
+-- The leanest loop that writes what the engine writes for leads: one statement a batch, a COMMIT each; no bookkeeping, no
+-- poison, no settings, nothing counted. It goes on behind its last row: without that it is slower, since every batch walks
+-- over the index entries of those before it.
 create procedure bench.lean_leads(as_of timestamptz)
 language plpgsql
 as $procedure$
@@ -9,16 +10,23 @@ declare
     v_batch integer := 0;
     v_traceparent text;
     v_count integer;
+    v_deadline timestamptz := '-infinity';
+    v_id uuid := '00000000-0000-0000-0000-000000000000';
 begin
-    -- a plan a statement and not a batch: the number of rows is a constant in it
-    perform set_config('plan_cache_mode', 'force_generic_plan', false);
+    -- one plan for all batches, the right one for small tables too
+    set plan_cache_mode = force_generic_plan;
+    set enable_hashjoin = off;
+    set enable_mergejoin = off;
     loop
         v_batch := v_batch + 1;
         v_traceparent := outbox.traceparent(v_run_id, v_batch);
         with due as materialized (
-            select l.id
+            select l.id, l.expires_at
             from crm.leads as l
-            where l.status = 'Active' and l.expires_at < lean_leads.as_of
+            where
+                l.status = 'Active'
+                and l.expires_at < lean_leads.as_of
+                and (l.expires_at, l.id) > (v_deadline, v_id)
             order by l.expires_at, l.id
             limit {batch_size}
             for no key update skip locked
@@ -62,7 +70,10 @@ begin
             from expired as e
         )
 
-        select count(*) into v_count from expired as e;
+        select c.expired, d.expires_at, d.id
+        into v_count, v_deadline, v_id
+        from (select count(*) as expired from expired) as c
+        left join (select d.expires_at, d.id from due as d offset {batch_size} - 1) as d on true;
         commit;
         exit when v_count < {batch_size};
     end loop;

@@ -7,7 +7,7 @@ declare
     v_run expiration.run;
     v_report expiration.batch_report;
     v_retry pg_catalog.bool;
-    v_delay pg_catalog.interval := '0';
+    v_delay pg_catalog.interval := pg_catalog.interval '0';
     v_sqlstate pg_catalog.text;
     v_message pg_catalog.text;
     v_hint pg_catalog.text;
@@ -30,7 +30,7 @@ begin
         v_sqlstate := null;
         begin
             perform pg_catalog.pg_sleep_for(v_delay);
-            v_delay := '0';
+            v_delay := pg_catalog.interval '0';
             v_report := expiration.run_batch(v_run.id);
         exception
             -- nothing is hidden: whatever it is goes on record, and is raised again

@@ -1,0 +1,1 @@
+"""Speed and memory beside hand-written loops: `python -m benchmarks`, or `make bench`."""
