@@ -211,9 +211,6 @@ def migrate(
     conninfo = _dsn(dsn)
     with _progress() as tell:
         result = do(conninfo, on_progress=tell, patience=patience.total_seconds())
-        tell("Making the outbox's partitions.")
-        with session(conninfo, "migrate", "crm_runner", autocommit=True) as connection:
-            connection.execute("call expiration.run_upkeep()")
     if as_json:
         print_json(vars(result))
         return

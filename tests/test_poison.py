@@ -76,6 +76,10 @@ def guard(
     return trigger(f"if {key} = '{{id}}' then {what} end if;", at=at, options=options)
 
 
+NO_PARTITION_BUT_THE_DEFAULT = (
+    "do $$ declare v_name text; begin for v_name in select name from outbox.partition where not is_default"
+    " loop execute format('drop table outbox.%I', v_name); end loop; end $$"
+)
 NO_TRIGGER = "drop function public.fault() cascade"
 
 # what is done, the SQLSTATE it fails with, and how it is mended without touching the row
@@ -441,7 +445,7 @@ SYSTEM: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
         ("alter table crm.audit_moved rename to audit_log",),
     ),
     "outbox_has_no_partition": (
-        ("alter table outbox.event detach partition outbox.event_default",),
+        (NO_PARTITION_BUT_THE_DEFAULT, "alter table outbox.event detach partition outbox.event_default"),
         "23514",
         ("alter table outbox.event attach partition outbox.event_default default",),
     ),
@@ -456,7 +460,10 @@ SYSTEM: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
         ("alter table outbox.event drop column shard",),
     ),
     "outbox_unique": (
-        ("create unique index fault on outbox.event_default (aggregate_type)",),
+        (
+            NO_PARTITION_BUT_THE_DEFAULT,
+            "create unique index fault on outbox.event_default (aggregate_type)",
+        ),
         "23505",
         ("drop index outbox.fault",),
     ),
@@ -490,10 +497,13 @@ SYSTEM: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
         (NO_TRIGGER,),
     ),
     "outbox_deferred_trigger": (
-        trigger(
-            "raise exception 'closed';",
-            at="after insert on outbox.event_default",
-            options="deferrable initially deferred",
+        (
+            NO_PARTITION_BUT_THE_DEFAULT,
+            *trigger(
+                "raise exception 'closed';",
+                at="after insert on outbox.event_default",
+                options="deferrable initially deferred",
+            ),
         ),
         "P0001",
         (NO_TRIGGER,),
@@ -663,6 +673,7 @@ def test_a_disk_that_is_really_full_marks_no_item(private_server: Callable[..., 
         owner = Path(db.value("show data_directory")).stat().st_uid
         with small_disk(owner) as disk:
             db.rows(sql.SQL("create tablespace small location {}").format(sql.Literal(str(disk))))
+            db.rows(sql.SQL(NO_PARTITION_BUT_THE_DEFAULT))
             db.rows("alter table outbox.event_default set tablespace small")
             # what is written before the disk is full is taken back, and the file stays as long as it is
             db.rows("create table public.filler (x text) tablespace small")
