@@ -50,7 +50,7 @@ from pyrunner.settings import (
     read_own,
     setting_named,
 )
-from pyrunner.times import format_duration, parse_duration, parse_instant
+from pyrunner.times import format_duration, parse_instant
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 failed_app = typer.Typer(no_args_is_help=True, help="Items that failed alone (poison).")
 config_app = typer.Typer(no_args_is_help=True, help="Settings of the jobs.")
@@ -103,7 +103,7 @@ def _id(text: str) -> UUID:
 
 def _since(text: str) -> datetime:
     with contextlib.suppress(ValueError):
-        return datetime.now(UTC) - parse_duration(text)
+        return parse_instant(f"{text} ago")
     return parse_instant(text)
 
 

@@ -106,6 +106,7 @@ class _Loop:
         self._idle = threading.Event()
         self._idle.set()
         self._failures = 0
+        self._is_away = False
 
     def run(self) -> None:
         """Ticks until it is asked to stop."""
@@ -143,9 +144,9 @@ class _Loop:
         except PyrunnerError as error:
             self._close()
             delay = self._next_delay()
-            is_away = isinstance(error, CannotConnectError)
+            self._is_away = isinstance(error, CannotConnectError)
             self._log.error(
-                "database unreachable" if is_away else f"{self.name} not possible",
+                "database unreachable" if self._is_away else f"{self.name} not possible",
                 error=error.message,
                 **({"hint": error.hint} if error.hint else {}),
                 **({"sqlstate": error.sqlstate} if error.sqlstate else {}),
@@ -179,7 +180,7 @@ class _Loop:
     def _recovered(self) -> None:
         if self._failures:
             self._failures = 0
-            self._log.info("database reachable")
+            self._log.info("database reachable" if self._is_away else f"{self.name} possible again")
 
     def _tick(self) -> None:
         raise NotImplementedError

@@ -1,5 +1,6 @@
 """The command line as a whole: what it says of trouble, its exit codes, and every command that is no run."""
 
+import contextlib
 import importlib.util
 import signal
 import socket
@@ -14,6 +15,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pyrunner import __version__
+from pyrunner.database import connect
 from pyrunner.errors import DatabaseError, ExitCode
 from tests.commands import backend_of, pyrunner, started
 from tests.domain import (
@@ -157,6 +159,14 @@ def test_libpqs_environment_and_service_files_are_used_as_by_psql(db: Database, 
     service.write_text(f"[crm]\n{lines}\n")
     pyrunner("status", env={"PGSERVICE": "crm", "PGSERVICEFILE": str(service)})
     pyrunner("status", dsn="service=crm", env={"PGSERVICEFILE": str(service)})
+
+
+def test_a_network_that_dies_in_silence_is_noticed_by_keepalives(db: Database) -> None:
+    for given, idle in (("", "30"), (" keepalives_idle=5", "5")):
+        with contextlib.closing(connect(db.dsn + given)) as connection:
+            parameters = connection.info.get_parameters()
+        assert parameters["keepalives_idle"] == idle
+        assert parameters["keepalives_interval"] == "10"
 
 
 # ------------------------------------------------------------------------------ installations, privileges

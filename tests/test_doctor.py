@@ -228,6 +228,20 @@ def test_defaults_of_transactions_are_found(
     the(doctor(sound, code=code), said, severity)
 
 
+def test_clocks_that_differ_are_found(sound: Database) -> None:
+    connection = sound.connect(autocommit=False)
+    check = (files("pyrunner") / "queries" / "doctor" / "02.connection.sql").read_text("utf-8")
+    settings = (
+        "select set_config('pyrunner.backend_pid', pg_backend_pid()::text, true), set_config(%s, %s, true)"
+    )
+    for difference, found in (("1 second", 0), ("-90 seconds", 1), ("90 seconds", 1)):
+        client = sound.value("select (clock_timestamp() + %s::interval)::text", (difference,))
+        connection.execute(settings, ("pyrunner.client_time", client))
+        rows = connection.execute(check).fetchall()
+        assert [row[0] for row in rows] == ["warning"] * found, rows
+        connection.rollback()
+
+
 # ------------------------------------------------------------------------------------------- outbox, jobs
 
 

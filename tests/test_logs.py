@@ -112,6 +112,7 @@ def test_lines_are_chosen_by_time_job_run_and_level(db: Database) -> None:
     later = (leads["finished_at"] + timedelta(microseconds=1)).isoformat()
     assert {line["job"] for line in logs(db, "--since", later)} == {BOOKINGS}
     assert logs(db, "--since", "0 s") == []
+    assert "must be a time" in pyrunner("logs", "--since", "9999999 d", dsn=db.dsn, code=2).err
     assert levels_from("warning") == ["warning", "error"]
 
 

@@ -706,3 +706,34 @@ def test_a_verdict_outlives_a_vacuum_that_freezes_or_rewrites_the_table(db: Data
     db.rows("vacuum (full, freeze) crm.leads")
     assert run_job(db, LEADS)["failed"] == 0
     assert len(failed_items(db)) == 3
+
+
+@pytest.mark.requirement("B2", "B10")
+def test_a_backlog_that_uses_up_every_cycle_does_not_keep_failed_items_waiting_for_good(db: Database) -> None:
+    (poison,) = add_poison(db, "Reserve")
+    add_items(db, "Reserve", 5)
+    set_job(db, BOOKINGS, batch_size=2)
+    tried = []
+    for _ in range(2):
+        run = run_job(db, BOOKINGS)
+        assert (run["status"], run["expired"]) == ("capped", 2)
+        tried.append(db.value("select attempts from expiration.failed_item where item_id = %s", (poison,)))
+    assert tried == [1, 2]
+
+
+@pytest.mark.requirement("B2")
+def test_mended_items_go_within_the_cap(db: Database) -> None:
+    add_items(db, "Reserve", 7)
+    add_trigger(db, "crm.bookings", "raise exception 'not now';", at="before update")
+    assert run_job(db, BOOKINGS)["failed"] == 7
+    drop_trigger(db)
+    set_job(db, BOOKINGS, batch_size=3)
+    assert [run_job(db, BOOKINGS)["expired"] for _ in range(3)] == [3, 3, 1]
+    assert failed_items(db) == {}
+
+
+def test_status_says_so_when_a_run_expired_nothing_and_items_failed(db: Database) -> None:
+    add_poison(db, "Lead", 3)
+    run_job(db, LEADS)
+    why = db.value("select why_not from expiration.status where job = %s", (LEADS,))
+    assert why == "the last run expired nothing, and 3 items failed: see expiration.failed"

@@ -378,8 +378,13 @@ def test_a_monitor_sees_every_view(db: Database) -> None:
         runner.execute("call expiration.run_job('booking-expiration')")
     monitor = db.connect("crm_monitor")
     for view, rows in {
-        "status": 2, "history": 2, "run": 2, "failed": 30, "failed_item": 30,
-        "batch_total": 3, "run_total": 2,
+        "status": 2,
+        "history": 2,
+        "run": 2,
+        "failed": 30,
+        "failed_item": 30,
+        "batch_total": 3,
+        "run_total": 2,
     }.items():
         assert len(monitor.execute(f"select * from expiration.{view}".encode()).fetchall()) == rows, view
     for query in (

@@ -650,3 +650,16 @@ def test_a_skipped_or_refused_start_leaves_the_items_and_their_locks_alone(db: D
     before = contents(db)
     run_job(db, LEADS)
     assert {name for name, rows in contents(db).items() if rows != before[name]} == {"expiration.run"}
+
+
+def test_a_bare_batch_under_an_id_of_the_callers_own_is_on_the_books(db: Database) -> None:
+    add_leads(db, 3)
+    own = UUID(int=7)
+    expire_batch(db, "Lead", run_id=own)
+    assert run_of(db, own)["driver"] == "sql"
+    assert db.value("select expired from expiration.batch_total where phase = 'Lead'") == 3
+
+
+def test_no_driver_can_pass_itself_off_as_a_bare_batch(db: Database) -> None:
+    with refused("XP014", "driver"), nothing_changes(db):
+        start_run(db.observer, LEADS, driver="sql")

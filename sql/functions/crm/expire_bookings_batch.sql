@@ -30,7 +30,7 @@ begin
         case when not v_result.drained then v_result.last_deadline end,
         case when not v_result.drained then v_result.last_id end
     )::integer;
-    if expire_bookings_batch.run_id is null then
+    if not exists (select from expiration.run as r where r.id = v_run_id) then
         perform expiration.record_lone_batch(
             v_run_id, 'booking-expiration', phase, as_of, batch_size, v_started_at, v_result
         );
@@ -40,4 +40,4 @@ end
 $function$;
 
 comment on function crm.expire_bookings_batch(text, timestamptz, integer, uuid, integer, timestamptz, uuid) is
-'Expires up to batch_size bookings of a phase (Reserve or Booking) whose deadline lies before as_of, oldest first, in the caller''s transaction: state, version, event, timeline card and audit row together. Passes over bookings that others hold. Without run_id it books a run of its own. after_deadline and after_id continue behind an earlier batch (its last_deadline, last_id). Needs read committed.';
+'Expires up to batch_size bookings of a phase (Reserve or Booking) whose deadline lies before as_of, oldest first, in the caller''s transaction: state, version, event, timeline card and audit row together. Passes over bookings that others hold. Without the run_id of a run it books one of its own. A constraint that is deferred speaks up at the caller''s COMMIT only, unless the caller has set it immediate. after_deadline and after_id continue behind an earlier batch (its last_deadline, last_id). Needs read committed.';

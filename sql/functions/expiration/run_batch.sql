@@ -78,6 +78,8 @@ begin
                     v_last.retry_failures := 0;
                     v_last.drained := false;
                 end if;
+                -- within the cap; a backlog that uses it up by itself does not keep them waiting for good
+                continue when v_left <= 0 and v_last.step = 'retry' and v_last.expired > 0;
                 v_size := least(
                     v_run.batch_size,
                     v_job.retry_failures_per_cycle - v_last.retry_failures,
@@ -92,9 +94,7 @@ begin
                     v_run.id,
                     v_number
                 );
-                -- a backlog that uses up every cycle does not keep them waiting for good: then each try counts
-                v_last.retry_failures := v_last.retry_failures
-                    + v_result.failed + case when v_left <= 0 then v_result.expired else 0 end;
+                v_last.retry_failures := v_last.retry_failures + v_result.failed;
                 -- nothing came of it, not even a failure (a trigger that suppresses the change): once a cycle will do
                 v_result.drained := v_result.drained
                     or v_result.claimed > 0 and v_result.expired = 0 and v_result.failed = 0;

@@ -44,6 +44,11 @@ begin
     if not found then
         perform expiration.raise_error('unknown_job', start_run.job);
     end if;
+    if start_run.driver = 'sql' then
+        perform expiration.raise_error(
+            'invalid_argument', 'driver', 'expiration.start_run', 'the driver''s name, other than sql', start_run.driver
+        );
+    end if;
     v_job.batch_size := coalesce(start_run.batch_size, v_job.batch_size);
     v_job.max_batches_per_cycle := coalesce(start_run.max_batches_per_cycle, v_job.max_batches_per_cycle);
     v_job.max_duration := coalesce(start_run.max_duration, v_job.max_duration);

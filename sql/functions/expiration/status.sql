@@ -20,6 +20,8 @@ select
         when running.runs > 0 then null
         when last_run.id is null then 'it has never run: no driver has called it'
         when last_run.status = 'failed' then format('the last run failed with %s: %s', last_run.sqlstate, last_run.error)
+        when last_run.failed > 0 and last_run.expired = 0
+            then format('the last run expired nothing, and %s items failed: see expiration.failed', last_run.failed)
         when last_run.started_at < clock_timestamp() - 2 * j.period - interval '1 minute'
             then format('no driver has called it since %s: are pg_cron or pyrunner worker at work?', last_run.started_at)
     end as why_not
