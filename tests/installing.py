@@ -100,7 +100,7 @@ def dump(db: Database, *options: str) -> str:
     )
     need(found, f"no pg_dump for PostgreSQL {db.server.major} on this machine")
     assert found is not None
-    command = [found, "--schema-only", *options, "-d", db.dsn]
+    command: list[str | Path] = [found, "--schema-only", *options, "-d", db.dsn]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     # newer ones write a random key around the dump
     return "\n".join(
