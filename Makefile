@@ -50,6 +50,7 @@ bench: setup ## measure speed and memory beside hand-written loops (minutes)
 .PHONY: docs
 docs: setup ## write the reference pages anew from the comments in the database
 	@$(BIN)/python docs/reference.py
+	@$(BIN)/python docs/exit_codes.py
 
 .PHONY: schema
 schema: setup ## write the committed dump of a fresh installation anew (PostgreSQL 15)

@@ -306,3 +306,13 @@ def test_upkeep_does_its_other_steps_when_one_fails_and_raises_the_failure_at_th
     assert db.value("select count(*) from expiration.run where id = %s", (first,)) == 0
     db.rows("call expiration.run_upkeep()")
     assert len(db.rows(PARTITIONS)) == 8
+
+
+def test_an_insert_that_meets_the_making_of_its_partition_is_not_refused(db: Database) -> None:
+    with db.connect(autocommit=False) as maker:
+        maker.execute("select outbox.make_partitions(0)")
+        insert = db.background(lambda connection: connection.execute(APPEND, ("0 s",)).rowcount)
+        db.wait_for_lock(insert.pid)
+        maker.commit()
+        assert insert.result() == 1
+    assert db.value("select count(*) from outbox.event_default") == 0

@@ -283,6 +283,43 @@ def test_upkeep_purges_pg_crons_record_of_our_jobs_alone(story: Story, mode: str
     )
 
 
+@pytest.mark.requirement("B1", "B3")
+@pytest.mark.parametrize(
+    ("driver", "period", "began", "ended", "ending"),
+    [
+        ("pg_cron", "1 hour", "-1 second", "1 microsecond", ("skipped", "overlap")),
+        ("pg_cron", "1 minute", "-30 minutes", "1 microsecond", ("skipped", "overlap")),
+        # ended in time: this is the tick of this minute
+        ("pg_cron", "1 minute", "-50 seconds", "-1 microsecond", ("completed", "drained")),
+        # began in this minute: a second entry, or a tick of seconds
+        ("pg_cron", "1 minute", "0 seconds", "1 microsecond", ("completed", "drained")),
+        ("pg_cron", "30 seconds", "-1 second", "1 microsecond", ("completed", "drained")),
+        # a person has meant it
+        ("psql", "1 hour", "-1 second", "1 microsecond", ("completed", "drained")),
+    ],
+)
+def test_a_run_of_pg_cron_is_skipped_when_the_one_before_was_at_work_at_the_full_minute(
+    db: Database, driver: str, period: str, began: str, ended: str, ending: tuple[str, str]
+) -> None:
+    set_job(db, LEADS, period=period)
+    connection = db.connect("crm_runner", application_name=driver)
+    # not just before the minute is over
+    db.wait_until("select extract(second from clock_timestamp()) < 57")
+    for number in range(2):
+        connection.execute("call expiration.run_job(%s)", (LEADS,))
+        if number == 0:
+            db.rows(
+                "update expiration.run set started_at = date_trunc('minute', clock_timestamp()) + %s::interval,"
+                " finished_at = date_trunc('minute', clock_timestamp()) + %s::interval",
+                (began, ended),
+            )
+    runs = db.rows("select status, reason, error from expiration.run order by finished_at")
+    assert len(runs) == 2
+    assert runs[1][:2] == ending
+    if ending[0] == "skipped":
+        assert "was at work at this tick" in runs[1][2]
+
+
 # ------------------------------------------------------------------------------------------ entries
 
 
@@ -302,6 +339,12 @@ EXPECTED: Final = [
     ("expiration-upkeep", "7 * * * *", "CALL expiration.run_upkeep()", True),
     ("lead-expiration", "0 * * * *", "CALL expiration.run_job('lead-expiration')", True),
 ]
+
+
+def test_a_runner_that_may_not_look_into_pg_cron_keeps_house_all_the_same(cron_db: Database) -> None:
+    cron_db.psql("call expiration.run_upkeep()", role="crm_runner")
+    with cron_db.connect("crm_runner") as runner:
+        assert runner.execute("select * from expiration.cron_job()").fetchall() == []
 
 
 def test_every_entry_is_one_call(stage: Stage) -> None:

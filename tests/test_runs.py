@@ -663,3 +663,16 @@ def test_a_bare_batch_under_an_id_of_the_callers_own_is_on_the_books(db: Databas
 def test_no_driver_can_pass_itself_off_as_a_bare_batch(db: Database) -> None:
     with refused("XP014", "driver"), nothing_changes(db):
         start_run(db.observer, LEADS, driver="sql")
+
+
+def test_a_call_whose_session_tells_no_activity_is_not_taken_for_dead(db: Database) -> None:
+    ids = add_leads(db, 3)
+    with db.connect(autocommit=False) as other:
+        other.execute("lock table expiration.failed_item in access exclusive mode")
+        silent = db.background(
+            lambda connection: run_job(connection, LEADS), options="-c track_activities=off"
+        )
+        db.wait_until("select true from expiration.run where status = 'running'")
+        assert db.rows("select * from expiration.reap_runs()") == []
+        other.rollback()
+    assert silent.result()["expired"] == len(ids)

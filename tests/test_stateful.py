@@ -501,10 +501,9 @@ class Machine(RuleBasedStateMachine):
 def test_whatever_happens_each_transition_has_exactly_one_event(
     db: Database, record_property: Callable[[str, object], None]
 ) -> None:
-    """CI takes the same examples every time.
+    """CI takes the same examples every time; PYRUNNER_TEST_EXAMPLES asks for more.
 
-    PYRUNNER_TEST_SEED repeats others and shortens what fails, which takes minutes; PYRUNNER_TEST_EXAMPLES asks
-    for more of them.
+    PYRUNNER_TEST_SEED repeats others, and shortens what fails, which takes minutes.
     """
     db.rows("create table public.poison (id uuid primary key)")
     db.rows("grant select on public.poison to crm_owner")

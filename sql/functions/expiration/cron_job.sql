@@ -4,7 +4,13 @@ language plpgsql stable
 set search_path = pg_catalog, pg_temp
 as $function$
 begin
-    if to_regclass('cron.job') is null then
+    -- not by to_regclass, which raises for those who may not look into the schema
+    if not exists (
+        select
+        from pg_class as c
+        inner join pg_namespace as n on c.relnamespace = n.oid
+        where n.nspname = 'cron' and c.relname = 'job' and has_schema_privilege(n.oid, 'usage')
+    ) then
         return;
     end if;
     -- @plpgsql_check_options: performance_warnings = off

@@ -14,9 +14,10 @@ return case
             a.pid = (run).backend_pid
             and a.backend_start = (run).backend_start
             and case
-                when (run).statement_start is not null
+                when (run).statement_start is not null and a.query_start is not null
                     then a.state <> 'idle' and a.query_start = (run).statement_start
-                when a.state = 'idle' then expiration.last_sign_of_life((run).id) > clock_timestamp() - (
+                -- idle between two batches, or track_activities is off
+                when a.state is null or a.state in ('idle', 'disabled') then expiration.last_sign_of_life((run).id) > clock_timestamp() - (
                     select j.stale_after from expiration.job as j where j.name = (run).job
                 )
                 else true

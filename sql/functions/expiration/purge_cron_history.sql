@@ -5,7 +5,16 @@ as $function$
 declare
     v_deleted bigint := bigint '0';
 begin
-    if to_regclass('cron.job_run_details') is not null and has_table_privilege('cron.job_run_details', 'delete') then
+    if exists (
+        select
+        from pg_class as c
+        inner join pg_namespace as n on c.relnamespace = n.oid
+        where
+            n.nspname = 'cron'
+            and c.relname = 'job_run_details'
+            and has_schema_privilege(n.oid, 'usage')
+            and has_table_privilege(c.oid, 'delete')
+    ) then
         execute $sql$
             delete from cron.job_run_details
             where database = current_database() and end_time < now() - $1 and command ~* '^\s*call\s+expiration\.'

@@ -46,6 +46,10 @@ begin
             'alter table outbox.%I add constraint in_range check (created_at >= %L and created_at < %L)',
             partition, v_day::timestamptz, (v_day + 1)::timestamptz
         );
+        -- an insert under way into the default partition must not find itself shut out of it
+        if v_day <= (now() at time zone 'UTC')::date then
+            lock table outbox.event in share row exclusive mode;
+        end if;
         lock table outbox.event_default in access exclusive mode;
         execute format(
             'insert into outbox.%I select e.* from outbox.event_default as e where e.created_at >= %L and e.created_at < %L',
