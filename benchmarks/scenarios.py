@@ -66,7 +66,7 @@ class Limit:
         return f"{self.kind} {self.value:g}"
 
     def verdict(self, clock: Ratio | None, cpu: Ratio | None) -> Literal["met", "missed", "met by CPU time"]:
-        """By the clock, which is what users wait by; where it says no, CPU time may say that others took it."""
+        """By the clock, which users wait by; where it says no, CPU time may say that others took it."""
         if clock is not None and clock.meets(self.value, self.kind):
             return "met"
         if self.by_cpu and cpu is not None and cpu.meets(self.value, self.kind):

@@ -309,8 +309,9 @@ def test_a_run_of_pg_cron_is_skipped_when_the_one_before_was_at_work_at_the_full
         connection.execute("call expiration.run_job(%s)", (LEADS,))
         if number == 0:
             db.rows(
-                "update expiration.run set started_at = date_trunc('minute', clock_timestamp()) + %s::interval,"
-                " finished_at = date_trunc('minute', clock_timestamp()) + %s::interval",
+                "update expiration.run"
+                " set started_at = m.minute + %s::interval, finished_at = m.minute + %s::interval"
+                " from (select date_trunc('minute', clock_timestamp()) as minute) as m",
                 (began, ended),
             )
     runs = db.rows("select status, reason, error from expiration.run order by finished_at")
