@@ -24,7 +24,7 @@ FOLDER: Final = Path(__file__).parent.parent / ".cache" / "benchmarks"
 _SQL: Final = Path(__file__).parent / "sql"
 
 # Commits are as safe as in production, and the log is written as Debezium needs it. What would start by
-# itself during one measurement and not during the other (autovacuum, a checkpoint) is done between them instead.
+# itself during one measurement and not during the other (autovacuum, a checkpoint) is done between them.
 SETTINGS: Final[Mapping[str, str]] = {
     "shared_buffers": "512MB",
     "fsync": "on",

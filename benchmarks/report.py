@@ -58,11 +58,11 @@ def as_markdown(rows: Sequence[Row], scale: Scale, machine: Machine) -> str:
     rounds = f"{scale.rounds} round{'s' if scale.rounds > 1 else ''}"
     how = (
         f"{scale.overdue:,} overdue of {scale.items:,} leads, {scale.lead_batch} a batch, and of as many "
-        f"bookings, {scale.booking_batch} a batch, the caps of a cycle lifted; outbox (partitioned), audit log "
-        "and timeline written. What a loop of the benchmark writes is compared with what the engine writes, row "
-        "by row. The ways of a pair follow each other in every round, each in a database put back just before. "
-        f"Ratios are medians of {rounds}, least and greatest in brackets; CPU time is the backends' own, user "
-        "and system."
+        f"bookings, {scale.booking_batch} a batch, the caps of a cycle lifted; outbox (partitioned), audit "
+        "log and timeline written. What a loop of the benchmark writes is compared with what the engine "
+        "writes, row by row. The ways of a pair follow each other in every round, each in a database put "
+        f"back just before. Ratios are medians of {rounds}, least and greatest in brackets; CPU time is the "
+        "backends' own, user and system."
     )
     load = f"Load average when it began: {machine.load_before:.1f}"
     if machine.load_before > 0.7:

@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any, Final, Literal, LiteralString
 
@@ -275,7 +275,7 @@ def python(lab: Lab) -> list[Row]:
     pairs = compare(lab, "python", runner, ENGINE, same="rows and batches")
     row = pair_row("python", "leads: driven by pyrunner / by CALL", runner, ENGINE, pairs, None)
     own = median(x.client_cpu for x, _ in pairs)
-    return [Row(**{**row.__dict__, "shown": f"{row.shown}; pyrunner's own CPU {own:.2f} s"})]
+    return [replace(row, shown=f"{row.shown}; pyrunner's own CPU {own:.2f} s")]
 
 
 def memory(lab: Lab) -> list[Row]:
@@ -289,7 +289,7 @@ def memory(lab: Lab) -> list[Row]:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
-        raise BenchError(f"the runner failed: {done.stderr.strip().splitlines()[-1]}")
+        raise BenchError(f"the runner failed: {done.stderr.strip().rpartition(chr(10))[2]}")
     resident: list[int] = json.loads(done.stdout)
     # the first batches fill caches
     settled = resident[len(resident) // 10 :]

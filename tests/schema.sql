@@ -1138,7 +1138,13 @@ CREATE FUNCTION expiration.cron_job() RETURNS TABLE(jobid bigint, jobname text, 
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
 begin
-    if to_regclass('cron.job') is null then
+    -- not by to_regclass, which raises for those who may not look into the schema
+    if not exists (
+        select
+        from pg_class as c
+        inner join pg_namespace as n on c.relnamespace = n.oid
+        where n.nspname = 'cron' and c.relname = 'job' and has_schema_privilege(n.oid, 'usage')
+    ) then
         return;
     end if;
     -- @plpgsql_check_options: performance_warnings = off
@@ -1636,7 +1642,7 @@ COMMENT ON FUNCTION expiration.last_sign_of_life(run_id uuid) IS 'When a run las
 CREATE FUNCTION expiration.is_alive(run expiration.run) RETURNS boolean
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
-    RETURN CASE WHEN (((run).backend_start IS NOT NULL) AND (EXISTS (SELECT FROM pg_stat_activity a WHERE ((a.pid = (is_alive.run).backend_pid) AND (a.backend_start IS NOT NULL))))) THEN (EXISTS (SELECT FROM pg_stat_activity a WHERE ((a.pid = (is_alive.run).backend_pid) AND (a.backend_start = (is_alive.run).backend_start) AND CASE WHEN ((is_alive.run).statement_start IS NOT NULL) THEN ((a.state <> 'idle'::text) AND (a.query_start = (is_alive.run).statement_start)) WHEN (a.state = 'idle'::text) THEN (expiration.last_sign_of_life((is_alive.run).id) > (clock_timestamp() - (SELECT j.stale_after FROM expiration.job j WHERE (j.name = (is_alive.run).job)))) ELSE true END))) WHEN (((run).backend_start IS NOT NULL) AND (NOT (EXISTS (SELECT FROM pg_stat_activity a WHERE (a.pid = (is_alive.run).backend_pid))))) THEN false ELSE (expiration.last_sign_of_life((run).id) > (clock_timestamp() - (SELECT j.stale_after FROM expiration.job j WHERE (j.name = (is_alive.run).job)))) END;
+    RETURN CASE WHEN (((run).backend_start IS NOT NULL) AND (EXISTS (SELECT FROM pg_stat_activity a WHERE ((a.pid = (is_alive.run).backend_pid) AND (a.backend_start IS NOT NULL))))) THEN (EXISTS (SELECT FROM pg_stat_activity a WHERE ((a.pid = (is_alive.run).backend_pid) AND (a.backend_start = (is_alive.run).backend_start) AND CASE WHEN (((is_alive.run).statement_start IS NOT NULL) AND (a.query_start IS NOT NULL)) THEN ((a.state <> 'idle'::text) AND (a.query_start = (is_alive.run).statement_start)) WHEN ((a.state IS NULL) OR (a.state = ANY (ARRAY['idle'::text, 'disabled'::text]))) THEN (expiration.last_sign_of_life((is_alive.run).id) > (clock_timestamp() - (SELECT j.stale_after FROM expiration.job j WHERE (j.name = (is_alive.run).job)))) ELSE true END))) WHEN (((run).backend_start IS NOT NULL) AND (NOT (EXISTS (SELECT FROM pg_stat_activity a WHERE (a.pid = (is_alive.run).backend_pid))))) THEN false ELSE (expiration.last_sign_of_life((run).id) > (clock_timestamp() - (SELECT j.stale_after FROM expiration.job j WHERE (j.name = (is_alive.run).job)))) END;
 ALTER FUNCTION expiration.is_alive(run expiration.run) OWNER TO crm_owner;
 COMMENT ON FUNCTION expiration.is_alive(run expiration.run) IS 'Whether the driver of a run is still at work: by its backend where that can be seen, otherwise by its last sign of life (job.stale_after).';
 CREATE FUNCTION expiration.is_item_fault(phase text, item_id uuid, as_of timestamp with time zone, run_id uuid, schema_name text) RETURNS boolean
@@ -1881,7 +1887,16 @@ CREATE FUNCTION expiration.purge_cron_history(retention interval DEFAULT '7 days
 declare
     v_deleted bigint := bigint '0';
 begin
-    if to_regclass('cron.job_run_details') is not null and has_table_privilege('cron.job_run_details', 'delete') then
+    if exists (
+        select
+        from pg_class as c
+        inner join pg_namespace as n on c.relnamespace = n.oid
+        where
+            n.nspname = 'cron'
+            and c.relname = 'job_run_details'
+            and has_schema_privilege(n.oid, 'usage')
+            and has_table_privilege(c.oid, 'delete')
+    ) then
         execute $sql$
             delete from cron.job_run_details
             where database = current_database() and end_time < now() - $1 and command ~* '^\s*call\s+expiration\.'
@@ -2637,6 +2652,10 @@ begin
             'alter table outbox.%I add constraint in_range check (created_at >= %L and created_at < %L)',
             partition, v_day::timestamptz, (v_day + 1)::timestamptz
         );
+        -- an insert under way into the default partition must not find itself shut out of it
+        if v_day <= (now() at time zone 'UTC')::date then
+            lock table outbox.event in share row exclusive mode;
+        end if;
         lock table outbox.event_default in access exclusive mode;
         execute format(
             'insert into outbox.%I select e.* from outbox.event_default as e where e.created_at >= %L and e.created_at < %L',

@@ -1488,14 +1488,20 @@ on conflict (file, part) do update set position = excluded.position, kind = excl
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
 values ('expiration/cron_job.sql', 1, 14, 'routine',
-    '7642837a7e1e50f65b6a5161d5f7eb19906f909d187b4485a26da2d3697cc426',
+    '2c6b94b79c372060c8852b902fae98270ca9f8cb44bccd218820a45d0e7590bd',
 $source$create or replace function expiration.cron_job()
 returns table (jobid bigint, jobname text, schedule text, command text, username text, active boolean)
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
 as $function$
 begin
-    if to_regclass('cron.job') is null then
+    -- not by to_regclass, which raises for those who may not look into the schema
+    if not exists (
+        select
+        from pg_class as c
+        inner join pg_namespace as n on c.relnamespace = n.oid
+        where n.nspname = 'cron' and c.relname = 'job' and has_schema_privilege(n.oid, 'usage')
+    ) then
         return;
     end if;
     -- @plpgsql_check_options: performance_warnings = off
@@ -1638,7 +1644,7 @@ on conflict (file, part) do update set position = excluded.position, kind = excl
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
 values ('expiration/purge_cron_history.sql', 1, 20, 'routine',
-    '6fac01f3e89414218eec486e2c2c6a5130e69843ed24d8c631abe9b70e893873',
+    '86f43698032738f4b7e39b5c315c346820802292ba54a07c7bce941135722bb9',
 $source$create or replace function expiration.purge_cron_history(retention interval default interval '7 days') returns bigint
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -1646,7 +1652,16 @@ as $function$
 declare
     v_deleted bigint := bigint '0';
 begin
-    if to_regclass('cron.job_run_details') is not null and has_table_privilege('cron.job_run_details', 'delete') then
+    if exists (
+        select
+        from pg_class as c
+        inner join pg_namespace as n on c.relnamespace = n.oid
+        where
+            n.nspname = 'cron'
+            and c.relname = 'job_run_details'
+            and has_schema_privilege(n.oid, 'usage')
+            and has_table_privilege(c.oid, 'delete')
+    ) then
         execute $sql$
             delete from cron.job_run_details
             where database = current_database() and end_time < now() - $1 and command ~* '^\s*call\s+expiration\.'
@@ -2559,7 +2574,7 @@ on conflict (file, part) do update set position = excluded.position, kind = excl
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
 values ('expiration/is_alive.sql', 1, 39, 'routine',
-    'fcf027dfc803cf63e2f4c2f1b1182fabcee118a36abda1e1ec691b6354a0246b',
+    '8144c4ba0f2882646240e8bad5ade2df3200dcb90192b199c359a8a0b6e67de3',
 $source$create or replace function expiration.is_alive(run expiration.run) returns boolean
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
@@ -2576,9 +2591,10 @@ return case
             a.pid = (run).backend_pid
             and a.backend_start = (run).backend_start
             and case
-                when (run).statement_start is not null
+                when (run).statement_start is not null and a.query_start is not null
                     then a.state <> 'idle' and a.query_start = (run).statement_start
-                when a.state = 'idle' then expiration.last_sign_of_life((run).id) > clock_timestamp() - (
+                -- idle between two batches, or track_activities is off
+                when a.state is null or a.state in ('idle', 'disabled') then expiration.last_sign_of_life((run).id) > clock_timestamp() - (
                     select j.stale_after from expiration.job as j where j.name = (run).job
                 )
                 else true
@@ -3938,7 +3954,7 @@ on conflict (file, part) do update set position = excluded.position, kind = excl
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
 values ('outbox/make_partitions.sql', 1, 61, 'routine',
-    '2871b9b353ea98be2428c22c08912f04decb1d6daeb5049ce1f4f52147422c5d',
+    'e6dbebfd9ffd36da4f85113d3ccec3e78d522f3ab74e2d40fdd0e48b955c0a82',
 $source$create or replace function outbox.make_partitions(days_ahead integer default null)
 returns table (partition text, events_moved bigint)
 language plpgsql volatile security definer
@@ -3987,6 +4003,10 @@ begin
             'alter table outbox.%I add constraint in_range check (created_at >= %L and created_at < %L)',
             partition, v_day::timestamptz, (v_day + 1)::timestamptz
         );
+        -- an insert under way into the default partition must not find itself shut out of it
+        if v_day <= (now() at time zone 'UTC')::date then
+            lock table outbox.event in share row exclusive mode;
+        end if;
         lock table outbox.event_default in access exclusive mode;
         execute format(
             'insert into outbox.%I select e.* from outbox.event_default as e where e.created_at >= %L and e.created_at < %L',
@@ -4705,7 +4725,7 @@ grant execute on function expiration.loadable_objects(), expiration.fingerprint(
 -- 6. Done
 
 insert into expiration.installation (version, installed_at, installed_by, last_migration, checksum)
-values ('0.1.0', clock_timestamp(), session_user, '0003.expiration', 'ab47c8328b8b0fec2a2e243a0b61a818610c030da130ad4ad75e148189d6246f')
+values ('0.1.0', clock_timestamp(), session_user, '0003.expiration', '413980a645e07a48d0511ed7a697c044c6dc6e26afb36fb92489b1e5e45d615e')
 on conflict (version) do update set
     installed_at = excluded.installed_at, installed_by = excluded.installed_by,
     last_migration = excluded.last_migration, checksum = excluded.checksum;
