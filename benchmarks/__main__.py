@@ -1,6 +1,7 @@
 """The command: measures, prints the table, and writes it for the README."""
 
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -15,8 +16,8 @@ from rich.console import Console
 from benchmarks.lab import FOLDER, BenchError, Lab
 from benchmarks.report import RESULTS, Machine, as_json, as_markdown, show
 from benchmarks.scale import FULL, QUICK, TINY
-from benchmarks.scenarios import SCENARIOS, chosen
-from pyrunner.errors import PyrunnerError
+from benchmarks.scenarios import SCENARIOS, Row, chosen
+from pyrunner.errors import PyrunnerError, one_line
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
@@ -58,30 +59,26 @@ def bench(
     scale = TINY if tiny else QUICK if quick else FULL
     if scale is FULL and not only:
         results = results or RESULTS
-    rows = []
+    rows: list[Row] = []
 
     def say(text: str) -> None:
         progress.print(text, style="dim", highlight=False)
 
     try:
         scenarios = chosen([name.strip() for name in only.split(",") if name.strip()])
-        with (
-            _terminable(),
-            Lab(scale, major=pg, folder=folder, say=lambda text: progress.print(text, style="dim")) as lab,
-        ):
+        with _terminable(), Lab(scale, major=pg, folder=folder, say=say) as lab:
             machine = Machine(lab.version)
             for scenario in scenarios:
                 rows += scenario.run(lab)
-    except (BenchError, PyrunnerError) as error:
-        progress.print(f"bench: {error}", style="red", markup=False)
-        raise typer.Exit(1) from None
-    except psycopg.Error as error:
-        progress.print(f"bench: the database said: {error}", style="red", markup=False)
+    except (BenchError, PyrunnerError, psycopg.Error) as error:
+        if rows:
+            show(rows, console)
+        progress.print(f"bench: {one_line(str(error))}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from None
     show(rows, console)
     if results is not None:
         results.write_text(as_markdown(rows, scale, machine))
-        console.print(f"written: {results.name}")
+        console.print(f"written: {os.path.relpath(results)}")
     if json_file is not None:
         json_file.write_text(as_json(rows, scale, machine))
 

@@ -329,44 +329,58 @@ def bookings(lab: Lab) -> list[Row]:
     ]
 
 
+PHASES: Final = ("Lead", "Reserve", "Booking")
+CYCLES: Final[tuple[tuple[str, LiteralString], ...]] = (("leads", LEADS), ("bookings", BOOKINGS))
+
+
+@dataclass(frozen=True)
+class Claims:
+    """Claims in a row, in one session.
+
+    Attributes:
+        typical: the median, in microseconds.
+        first: which makes the plan as well.
+    """
+
+    typical: float
+    first: float
+
+
 def idle(lab: Lab) -> list[Row]:
     """Claims and cycles that find nothing, in tables of several sizes."""
     sizes = lab.scale.idle
     names = {size: lab.idle_database(size) for size in sizes}
-    claims: dict[tuple[str, int], list[float]] = {}
-    cycles: dict[tuple[str, int], list[Sample]] = {}
+    claims: dict[tuple[str, int], list[Claims]] = {(phase, size): [] for phase in PHASES for size in sizes}
+    cycles: dict[tuple[str, int], list[Sample]] = {(job, size): [] for job, _ in CYCLES for size in sizes}
     for number in range(lab.scale.rounds + 1):
         lab.say(f"idle: {_round(lab, number)}")
         for size in sizes if number % 2 == 0 else sizes[::-1]:
-            for phase in ("Lead", "Reserve", "Booking"):
-                found = lab.rows(
-                    names[size],
-                    "select microseconds from bench.time_claims(%s, %s, %s)",
-                    (
-                        phase,
-                        lab.scale.lead_batch if phase == "Lead" else lab.scale.booking_batch,
-                        lab.scale.idle_claims,
-                    ),
-                )
-                if number:
-                    claims.setdefault((phase, size), []).append(median(row[0] for row in found))
-            for job, call in (("leads", LEADS), ("bookings", BOOKINGS)):
+            for phase in PHASES:
+                claims[phase, size].append(_idle_claims(lab, names[size], phase))
+            for job, call in CYCLES:
                 with lab.connect(names[size]) as connection:
                     sample = together([connection], _idle_cycles(call, lab.scale.idle_cycles))
-                if number:
-                    cycles.setdefault((job, size), []).append(sample)
+                cycles[job, size].append(sample)
     for name in names.values():
         lab.drop(name)
+    # the first round warms up
     return [
+        *(_claim_row(phase, {size: claims[phase, size][1:] for size in sizes}) for phase in PHASES),
         *(
-            _claim_row(phase, {size: claims[phase, size] for size in sizes})
-            for phase in ("Lead", "Reserve", "Booking")
-        ),
-        *(
-            _cycle_row(job, {size: cycles[job, size] for size in sizes}, lab.scale.idle_cycles)
-            for job in ("leads", "bookings")
+            _cycle_row(job, {size: cycles[job, size][1:] for size in sizes}, lab.scale.idle_cycles)
+            for job, _ in CYCLES
         ),
     ]
+
+
+def _idle_claims(lab: Lab, database: str, phase: str) -> Claims:
+    size = lab.scale.lead_batch if phase == "Lead" else lab.scale.booking_batch
+    found = lab.rows(
+        database,
+        "select microseconds from bench.time_claims(%s, %s, %s)",
+        (phase, size, lab.scale.idle_claims),
+    )
+    return Claims(median(row[0] for row in found), found[0][0])
 
 
 def _idle_cycles(call: LiteralString, times: int) -> Callable[[Connection], None]:
@@ -377,19 +391,22 @@ def _idle_cycles(call: LiteralString, times: int) -> Callable[[Connection], None
     return work
 
 
-def _claim_row(phase: str, by_size: dict[int, list[float]]) -> Row:
+def _claim_row(phase: str, by_size: dict[int, list[Claims]]) -> Row:
     sizes = list(by_size)
-    clock = ratios(list(zip(by_size[sizes[-1]], by_size[sizes[0]], strict=True)))
-    slowest = max(median(times) for times in by_size.values())
+    typical = {size: [one.typical for one in claims] for size, claims in by_size.items()}
+    clock = ratios(list(zip(typical[sizes[-1]], typical[sizes[0]], strict=True)))
+    slowest = max(median(times) for times in typical.values())
+    first = median(one.first for one in by_size[sizes[-1]])
     return Row(
         "idle",
         f"idle claim in the server, phase {phase}: {sizes[-1]:,} rows / {sizes[0]:,}",
         "flat, at most 1 ms",
         clock,
         None,
-        "; ".join(f"{size:,} rows {median(times) / 1000:.3f} ms" for size, times in by_size.items()),
+        "; ".join(f"{size:,} rows {median(times) / 1000:.3f} ms" for size, times in typical.items())
+        + f"; the first of a session, which is planned, {first / 1000:.1f} ms",
         "met" if slowest <= 1000 and clock is not None and clock.meets(1.5, "at most") else "missed",
-        {str(size): [{"microseconds": value} for value in times] for size, times in by_size.items()},
+        {str(size): [asdict(one) for one in claims] for size, claims in by_size.items()},
     )
 
 

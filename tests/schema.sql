@@ -1441,8 +1441,8 @@ begin
             raise exception using
                 errcode = v_sqlstate,
                 message = v_message,
-                detail = v_detail,
-                hint = v_hint,
+                detail = coalesce(nullif(v_detail, ''), 'This is no item''s fault, so the whole batch is rolled back.'),
+                hint = coalesce(nullif(v_hint, ''), 'No item was marked; mend what the message names.'),
                 schema = v_schema,
                 table = v_table,
                 constraint = v_constraint;
@@ -2322,7 +2322,10 @@ begin
                         'Run %s of %s failed; what it had committed stays, and the next one takes the rest.',
                         v_run.id, run_job.job
                     ),
-                    hint = v_hint;
+                    hint = case
+                        when v_hint operator(pg_catalog.<>) '' then v_hint
+                        else 'Mend what the message names; see also: select * from expiration.status.'
+                    end;
             end if;
             commit;
         end if;

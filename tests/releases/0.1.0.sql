@@ -3013,7 +3013,7 @@ on conflict (file, part) do update set position = excluded.position, kind = excl
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
 values ('expiration/expire_claimed.sql', 1, 47, 'routine',
-    '3851f7b081b05d96c82d37c4f467882f412fe7b45fa4a11cbcf7a0d8b448669e',
+    '41b811a3c7545e9b41f84fba730d57612bfcad1e56f6c8f987349403edbd19a3',
 $source$create or replace function expiration.expire_claimed(
     job text,
     phase text,
@@ -3118,8 +3118,8 @@ begin
             raise exception using
                 errcode = v_sqlstate,
                 message = v_message,
-                detail = v_detail,
-                hint = v_hint,
+                detail = coalesce(nullif(v_detail, ''), 'This is no item''s fault, so the whole batch is rolled back.'),
+                hint = coalesce(nullif(v_hint, ''), 'No item was marked; mend what the message names.'),
                 schema = v_schema,
                 table = v_table,
                 constraint = v_constraint;
@@ -3421,7 +3421,7 @@ on conflict (file, part) do update set position = excluded.position, kind = excl
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
 values ('expiration/run_job.sql', 1, 51, 'routine',
-    '46f1f017b52ec8b4689321eff568ff2794a35b16e3bd1e0154d2505b28eb2ab2',
+    '0b0570432f64a477b677d419ed1104eac3fdac814cc06dd5d7dc629c73362764',
 $source$create or replace procedure expiration.run_job(job pg_catalog.text, as_of pg_catalog.timestamptz default null)
 language plpgsql
 as $procedure$
@@ -3477,7 +3477,10 @@ begin
                         'Run %s of %s failed; what it had committed stays, and the next one takes the rest.',
                         v_run.id, run_job.job
                     ),
-                    hint = v_hint;
+                    hint = case
+                        when v_hint operator(pg_catalog.<>) '' then v_hint
+                        else 'Mend what the message names; see also: select * from expiration.status.'
+                    end;
             end if;
             commit;
         end if;
@@ -4725,7 +4728,7 @@ grant execute on function expiration.loadable_objects(), expiration.fingerprint(
 -- 6. Done
 
 insert into expiration.installation (version, installed_at, installed_by, last_migration, checksum)
-values ('0.1.0', clock_timestamp(), session_user, '0003.expiration', '413980a645e07a48d0511ed7a697c044c6dc6e26afb36fb92489b1e5e45d615e')
+values ('0.1.0', clock_timestamp(), session_user, '0003.expiration', '4030554915721c637e93e9f107bb59c4d02c3ec34c59d032fe2009dcadd6916c')
 on conflict (version) do update set
     installed_at = excluded.installed_at, installed_by = excluded.installed_by,
     last_migration = excluded.last_migration, checksum = excluded.checksum;

@@ -102,8 +102,8 @@ begin
             raise exception using
                 errcode = v_sqlstate,
                 message = v_message,
-                detail = v_detail,
-                hint = v_hint,
+                detail = coalesce(nullif(v_detail, ''), 'This is no item''s fault, so the whole batch is rolled back.'),
+                hint = coalesce(nullif(v_hint, ''), 'No item was marked; mend what the message names.'),
                 schema = v_schema,
                 table = v_table,
                 constraint = v_constraint;

@@ -53,7 +53,10 @@ begin
                         'Run %s of %s failed; what it had committed stays, and the next one takes the rest.',
                         v_run.id, run_job.job
                     ),
-                    hint = v_hint;
+                    hint = case
+                        when v_hint operator(pg_catalog.<>) '' then v_hint
+                        else 'Mend what the message names; see also: select * from expiration.status.'
+                    end;
             end if;
             commit;
         end if;
