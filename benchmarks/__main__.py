@@ -49,7 +49,11 @@ def bench(
     ] = None,
     folder: Annotated[
         Path,
-        typer.Option(metavar="FOLDER", help="Where the server's files go: some 12 GB for a while."),
+        typer.Option(
+            metavar="FOLDER",
+            help="Where the server's files go: some 12 GB for a while.",
+            show_default=".cache/benchmarks",
+        ),
     ] = FOLDER,
 ) -> None:
     """Measures the engine beside hand-written loops, on a PostgreSQL of its own, and prints the table."""
