@@ -35,7 +35,7 @@ class Scale:
     memory_batches: int
 
 
-FULL: Final = Scale("full", 3, 300_000, 100_000, 500, 200, (10_000, 1_000_000, 10_000_000), 1000, 100, 1000)
+FULL: Final = Scale("full", 7, 300_000, 100_000, 500, 200, (10_000, 1_000_000, 10_000_000), 1000, 100, 1000)
 QUICK: Final = Scale("quick", 3, 90_000, 30_000, 500, 200, (10_000, 100_000, 1_000_000), 500, 50, 1000)
 # for the tests: whether it works, not how fast
 TINY: Final = Scale("tiny", 1, 900, 300, 50, 20, (300, 1_000, 3_000), 5, 2, 30)

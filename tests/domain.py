@@ -254,6 +254,24 @@ def expire_batch(where: Where, phase: str, **arguments: Any) -> dict[str, Any]:
     return _record(connection, "crm.expire_bookings_batch", {"phase": phase, **arguments})
 
 
+def transition(where: Where, phase: str, ids: Sequence[UUID]) -> list[UUID]:
+    """Those that crm.expire_leads or crm.expire_bookings expires of a claim that lists these ids, whatever they are."""
+    table, call = (
+        ("leads", sql.SQL("crm.expire_leads("))
+        if phase == "Lead"
+        else ("bookings", sql.SQL("crm.expire_bookings({}, ").format(phase))
+    )
+    query = sql.SQL(
+        "with claimed as (select x.id, t.ctid, t.status from unnest(%s::uuid[]) as x (id)"
+        " left join {} as t on x.id = t.id order by t.ctid),"
+        " claim as (select row(array_agg(c.id), null, false, array_agg(c.ctid), array_agg(c.status))"
+        "::expiration.claim as c from claimed as c)"
+        " select {}claim.c, now(), gen_random_uuid()) from claim"
+    )
+    ((expired,),) = run(where, query.format(sql.Identifier("crm", table), call), list(ids))
+    return list(expired)
+
+
 def drive(connection: Connection, job: str, **arguments: Any) -> dict[str, Any]:
     """One cycle as a driver does it that calls batch by batch, a transaction each; the run that it was."""
     run = start_run(connection, job, **arguments)

@@ -50,10 +50,12 @@ COMMENT ON TYPE expiration.batch_result IS 'What a batch did. last_deadline and 
 CREATE TYPE expiration.claim AS (
 	ids uuid[],
 	deadlines timestamp with time zone[],
-	is_full boolean
+	is_full boolean,
+	row_ids tid[],
+	statuses text[]
 );
 ALTER TYPE expiration.claim OWNER TO crm_owner;
-COMMENT ON TYPE expiration.claim IS 'Items locked for a batch, in deadline order, and whether the batch is full, so that more may be due behind it.';
+COMMENT ON TYPE expiration.claim IS 'Items locked for a batch, in deadline order: their deadlines, where the locked rows lie (ctid), the states of bookings; and whether the batch is full, so that more may be due behind it.';
 SET default_tablespace = '';
 SET default_table_access_method = heap;
 CREATE TABLE crm.bookings (
@@ -156,25 +158,31 @@ CREATE FUNCTION crm.claim_bookings(phase text, as_of timestamp with time zone, b
     SET plan_cache_mode TO 'force_generic_plan'
     AS $$
 declare
+    v_none_failed boolean;
     v_claim expiration.claim;
 begin
     -- @plpgsql_check_options: performance_warnings = off
     -- (it takes a function that locks rows for one that could be stable)
+    v_none_failed := not exists (
+        select from expiration.failed_item as f where f.job = 'booking-expiration' and f.phase = claim_bookings.phase
+    );
     -- two statements, since each phase has its own partial index; the marker is a scalar subquery, since a join
     -- could cost the ordered index scan
     if claim_bookings.phase = 'Reserve' then
         select
             array_agg(c.id),
-            array_agg(c.deadline)
-        into v_claim.ids, v_claim.deadlines
+            array_agg(c.deadline),
+            array_agg(c.ctid),
+            array_agg(c.status)
+        into v_claim.ids, v_claim.deadlines, v_claim.row_ids, v_claim.statuses
         from (
-            select b.id, b.reserve_expires_at as deadline
+            select b.id, b.reserve_expires_at as deadline, b.ctid, b.status
             from crm.bookings as b
             where
                 b.status in ('Reserved', 'AwaitingPayment')
                 and b.reserve_expires_at < claim_bookings.as_of
                 and (b.reserve_expires_at, b.id) > (claim_bookings.after_deadline, claim_bookings.after_id)
-                and (
+                and (v_none_failed or (
                     select true
                     from expiration.failed_item as f
                     where
@@ -182,7 +190,7 @@ begin
                         and f.phase = 'Reserve'
                         and f.item_id = b.id
                         and f.row_xmin = b.xmin
-                ) is null
+                ) is null)
             order by b.reserve_expires_at, b.id
             limit claim_bookings.batch_size
             for no key update skip locked
@@ -190,16 +198,18 @@ begin
     else
         select
             array_agg(c.id),
-            array_agg(c.deadline)
-        into v_claim.ids, v_claim.deadlines
+            array_agg(c.deadline),
+            array_agg(c.ctid),
+            array_agg(c.status)
+        into v_claim.ids, v_claim.deadlines, v_claim.row_ids, v_claim.statuses
         from (
-            select b.id, b.booking_expires_at as deadline
+            select b.id, b.booking_expires_at as deadline, b.ctid, b.status
             from crm.bookings as b
             where
                 b.status = 'Booked'
                 and b.booking_expires_at < claim_bookings.as_of
                 and (b.booking_expires_at, b.id) > (claim_bookings.after_deadline, claim_bookings.after_id)
-                and (
+                and (v_none_failed or (
                     select true
                     from expiration.failed_item as f
                     where
@@ -207,7 +217,7 @@ begin
                         and f.phase = 'Booking'
                         and f.item_id = b.id
                         and f.row_xmin = b.xmin
-                ) is null
+                ) is null)
             order by b.booking_expires_at, b.id
             limit claim_bookings.batch_size
             for no key update skip locked
@@ -229,23 +239,28 @@ CREATE FUNCTION crm.claim_leads(as_of timestamp with time zone, batch_size integ
     SET plan_cache_mode TO 'force_generic_plan'
     AS $$
 declare
+    v_none_failed boolean;
     v_claim expiration.claim;
 begin
     -- @plpgsql_check_options: performance_warnings = off
     -- (it takes a function that locks rows for one that could be stable)
+    v_none_failed := not exists (
+        select from expiration.failed_item as f where f.job = 'lead-expiration' and f.phase = 'Lead'
+    );
     -- the marker is a scalar subquery: a join could cost the ordered index scan
     select
         array_agg(c.id),
-        array_agg(c.expires_at)
-    into v_claim.ids, v_claim.deadlines
+        array_agg(c.expires_at),
+        array_agg(c.ctid)
+    into v_claim.ids, v_claim.deadlines, v_claim.row_ids
     from (
-        select l.id, l.expires_at
+        select l.id, l.expires_at, l.ctid
         from crm.leads as l
         where
             l.status = 'Active'
             and l.expires_at < claim_leads.as_of
             and (l.expires_at, l.id) > (claim_leads.after_deadline, claim_leads.after_id)
-            and (
+            and (v_none_failed or (
                 select true
                 from expiration.failed_item as f
                 where
@@ -253,7 +268,7 @@ begin
                     and f.phase = 'Lead'
                     and f.item_id = l.id
                     and f.row_xmin = l.xmin
-            ) is null
+            ) is null)
         order by l.expires_at, l.id
         limit claim_leads.batch_size
         for no key update skip locked
@@ -294,7 +309,7 @@ end
 $$;
 ALTER FUNCTION crm.confirm_booking(booking_id uuid, expected_version integer, booking_expires_at timestamp with time zone, actor text, correlation_id uuid) OWNER TO crm_owner;
 COMMENT ON FUNCTION crm.confirm_booking(booking_id uuid, expected_version integer, booking_expires_at timestamp with time zone, actor text, correlation_id uuid) IS 'Manager''s command: Reserved or AwaitingPayment becomes Booked until booking_expires_at, if the booking still has the expected version (XP103). Returns it.';
-CREATE FUNCTION crm.expire_bookings(phase text, ids uuid[], as_of timestamp with time zone, run_id uuid, batch_number integer DEFAULT 1, rehearsal boolean DEFAULT false) RETURNS uuid[]
+CREATE FUNCTION crm.expire_bookings(phase text, claim expiration.claim, as_of timestamp with time zone, run_id uuid, batch_number integer DEFAULT 1, rehearsal boolean DEFAULT false) RETURNS uuid[]
     LANGUAGE plpgsql STRICT SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -323,7 +338,7 @@ begin
                 updated_at = expire_bookings.as_of,
                 version = b.version + 1
             from crm.bookings as before
-            where b.id = any(expire_bookings.ids) and before.id = b.id and before.status = any(v_from)
+            where b.id = any((expire_bookings.claim).ids) and before.id = b.id and before.status = any(v_from)
             returning b.id, b.tenant_id, b.deal_id, before.status as from_status
         ),
         timeline as (
@@ -345,33 +360,32 @@ begin
     -- the same for the whole batch, so made once and not a row
     v_expired_at := outbox.utc(expire_bookings.as_of);
     v_traceparent := outbox.traceparent(expire_bookings.run_id, expire_bookings.batch_number);
-    -- locked first, so that the status before is the one that the guard has seen
-    with due as materialized (
-        select b.id, b.status
-        from unnest(expire_bookings.ids) as claimed (id)
-        inner join crm.bookings as b on claimed.id = b.id
-        where
-            b.status = any(v_from)
-            and case when b.status = 'Booked' then b.booking_expires_at else b.reserve_expires_at end
-            < expire_bookings.as_of
-        for no key update of b
-    ),
-    expired as (
+    with expired as (
         update crm.bookings as b
         set
             status = v_to,
             expired_at = expire_bookings.as_of,
             updated_at = expire_bookings.as_of,
             version = b.version + 1
-        from due as d
-        where b.id = d.id
+        from
+            unnest(
+                (expire_bookings.claim).ids, (expire_bookings.claim).row_ids, (expire_bookings.claim).statuses
+            ) as claimed (id, row_id, status)
+        where
+            -- where the claim has locked it; the id, since in a partitioned table the same place is there many times
+            b.ctid = claimed.row_id
+            and b.id = claimed.id
+            and b.status = claimed.status
+            and b.status = any(v_from)
+            and case when b.status = 'Booked' then b.booking_expires_at else b.reserve_expires_at end
+            < expire_bookings.as_of
         returning
             b.id,
             b.tenant_id,
             b.deal_id,
             b.property_object_id,
-            d.status as from_status,
-            case when d.status = 'Booked' then b.booking_expires_at else b.reserve_expires_at end as deadline
+            claimed.status as from_status,
+            case when claimed.status = 'Booked' then b.booking_expires_at else b.reserve_expires_at end as deadline
     ),
     events as (
         insert into outbox.event (
@@ -419,8 +433,8 @@ begin
     return v_expired;
 end
 $$;
-ALTER FUNCTION crm.expire_bookings(phase text, ids uuid[], as_of timestamp with time zone, run_id uuid, batch_number integer, rehearsal boolean) OWNER TO crm_owner;
-COMMENT ON FUNCTION crm.expire_bookings(phase text, ids uuid[], as_of timestamp with time zone, run_id uuid, batch_number integer, rehearsal boolean) IS 'Expire(as_of) for these bookings in a phase: those still active and past that phase''s deadline become ReserveExpired or BookingExpired, each with its event, timeline card and audit row; the others are left alone (INV-BKG-5, INV-BKG-8). Returns the ids that expired. rehearsal leaves the outbox out, to learn whether the fault is its or the row''s, and is for a subtransaction that is rolled back.';
+ALTER FUNCTION crm.expire_bookings(phase text, claim expiration.claim, as_of timestamp with time zone, run_id uuid, batch_number integer, rehearsal boolean) OWNER TO crm_owner;
+COMMENT ON FUNCTION crm.expire_bookings(phase text, claim expiration.claim, as_of timestamp with time zone, run_id uuid, batch_number integer, rehearsal boolean) IS 'Expire(as_of) for the bookings of a claim of a phase, which this transaction has locked: those still active and past that phase''s deadline become ReserveExpired or BookingExpired, each with its event, timeline card and audit row; the others are left alone (INV-BKG-5, INV-BKG-8). Returns the ids that expired. rehearsal leaves the outbox out, to learn whether the fault is its or the row''s, and is for a subtransaction that is rolled back.';
 CREATE FUNCTION crm.expire_bookings_batch(phase text, as_of timestamp with time zone DEFAULT now(), batch_size integer DEFAULT 200, run_id uuid DEFAULT NULL::uuid, batch_number integer DEFAULT 1, after_deadline timestamp with time zone DEFAULT '-infinity'::timestamp with time zone, after_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid) RETURNS expiration.batch_result
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -428,7 +442,6 @@ CREATE FUNCTION crm.expire_bookings_batch(phase text, as_of timestamp with time 
 declare
     v_started_at constant timestamptz := clock_timestamp();
     v_run_id constant uuid := coalesce(expire_bookings_batch.run_id, gen_random_uuid());
-    v_claim expiration.claim;
     v_result expiration.batch_result;
 begin
     if phase is null then
@@ -437,8 +450,9 @@ begin
         perform expiration.raise_error('unknown_phase', phase);
     end if;
     perform expiration.check_batch('crm.expire_bookings_batch', as_of, batch_size, batch_number, after_deadline, after_id);
-    v_claim := crm.claim_bookings(phase, as_of, batch_size, after_deadline, after_id);
-    v_result := expiration.expire_claimed('booking-expiration', phase, v_claim, as_of, v_run_id, batch_number);
+    v_result := expiration.expire_batch(
+        'booking-expiration', phase, 'claim', as_of, batch_size, v_run_id, batch_number, after_deadline, after_id
+    );
     -- what is still due in the batch's range was held by somebody else
     v_result.skipped_locked := expiration.count_due(
         'booking-expiration', phase, as_of, after_deadline, after_id,
@@ -455,7 +469,7 @@ end
 $$;
 ALTER FUNCTION crm.expire_bookings_batch(phase text, as_of timestamp with time zone, batch_size integer, run_id uuid, batch_number integer, after_deadline timestamp with time zone, after_id uuid) OWNER TO crm_owner;
 COMMENT ON FUNCTION crm.expire_bookings_batch(phase text, as_of timestamp with time zone, batch_size integer, run_id uuid, batch_number integer, after_deadline timestamp with time zone, after_id uuid) IS 'Expires up to batch_size bookings of a phase (Reserve or Booking) whose deadline lies before as_of, oldest first, in the caller''s transaction: state, version, event, timeline card and audit row together. Passes over bookings that others hold. Without the run_id of a run it books one of its own. A constraint that is deferred speaks up at the caller''s COMMIT only, unless the caller has set it immediate. after_deadline and after_id continue behind an earlier batch (its last_deadline, last_id). Needs read committed.';
-CREATE FUNCTION crm.expire_leads(ids uuid[], as_of timestamp with time zone, run_id uuid, batch_number integer DEFAULT 1, rehearsal boolean DEFAULT false) RETURNS uuid[]
+CREATE FUNCTION crm.expire_leads(claim expiration.claim, as_of timestamp with time zone, run_id uuid, batch_number integer DEFAULT 1, rehearsal boolean DEFAULT false) RETURNS uuid[]
     LANGUAGE plpgsql STRICT SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -478,7 +492,7 @@ begin
                 expired_at = expire_leads.as_of,
                 updated_at = expire_leads.as_of,
                 version = l.version + 1
-            where l.id = any(expire_leads.ids) and case when l.status = 'Active' then true end
+            where l.id = any((expire_leads.claim).ids) and case when l.status = 'Active' then true end
             returning l.id, l.tenant_id
         )
         insert into crm.audit_log (
@@ -499,10 +513,12 @@ begin
             expired_at = expire_leads.as_of,
             updated_at = expire_leads.as_of,
             version = l.version + 1
-        from unnest(expire_leads.ids) as claimed (id)
+        from unnest((expire_leads.claim).ids, (expire_leads.claim).row_ids) as claimed (id, row_id)
         where
-            l.id = claimed.id
-            -- as a case, lest a plan made on stale statistics walks the index of the deadlines for ids that it has
+            -- where the claim has locked it; the id, since in a partitioned table the same place is there many times
+            l.ctid = claimed.row_id
+            and l.id = claimed.id
+            -- as a case, lest a plan made on stale statistics walks the index of the deadlines
             and case when l.status = 'Active' then l.expires_at < expire_leads.as_of end
         returning l.id, l.tenant_id, l.executor_agent_user_id, l.primary_investor_user_id, l.expires_at
     ),
@@ -543,8 +559,8 @@ begin
     return v_expired;
 end
 $$;
-ALTER FUNCTION crm.expire_leads(ids uuid[], as_of timestamp with time zone, run_id uuid, batch_number integer, rehearsal boolean) OWNER TO crm_owner;
-COMMENT ON FUNCTION crm.expire_leads(ids uuid[], as_of timestamp with time zone, run_id uuid, batch_number integer, rehearsal boolean) IS 'Expire(as_of) for these leads: those still Active and past their deadline become Expired, with one event and one audit row each; the others are left alone (INV-LEAD-4). Returns the ids that expired. rehearsal leaves the outbox out, to learn whether the fault is its or the row''s, and is for a subtransaction that is rolled back.';
+ALTER FUNCTION crm.expire_leads(claim expiration.claim, as_of timestamp with time zone, run_id uuid, batch_number integer, rehearsal boolean) OWNER TO crm_owner;
+COMMENT ON FUNCTION crm.expire_leads(claim expiration.claim, as_of timestamp with time zone, run_id uuid, batch_number integer, rehearsal boolean) IS 'Expire(as_of) for the leads of a claim, which this transaction has locked: those still Active and past their deadline become Expired, with one event and one audit row each; the others are left alone (INV-LEAD-4). Returns the ids that expired. rehearsal leaves the outbox out, to learn whether the fault is its or the row''s, and is for a subtransaction that is rolled back.';
 CREATE FUNCTION crm.expire_leads_batch(as_of timestamp with time zone DEFAULT now(), batch_size integer DEFAULT 500, run_id uuid DEFAULT NULL::uuid, batch_number integer DEFAULT 1, after_deadline timestamp with time zone DEFAULT '-infinity'::timestamp with time zone, after_id uuid DEFAULT '00000000-0000-0000-0000-000000000000'::uuid) RETURNS expiration.batch_result
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -552,12 +568,12 @@ CREATE FUNCTION crm.expire_leads_batch(as_of timestamp with time zone DEFAULT no
 declare
     v_started_at constant timestamptz := clock_timestamp();
     v_run_id constant uuid := coalesce(expire_leads_batch.run_id, gen_random_uuid());
-    v_claim expiration.claim;
     v_result expiration.batch_result;
 begin
     perform expiration.check_batch('crm.expire_leads_batch', as_of, batch_size, batch_number, after_deadline, after_id);
-    v_claim := crm.claim_leads(as_of, batch_size, after_deadline, after_id);
-    v_result := expiration.expire_claimed('lead-expiration', 'Lead', v_claim, as_of, v_run_id, batch_number);
+    v_result := expiration.expire_batch(
+        'lead-expiration', 'Lead', 'claim', as_of, batch_size, v_run_id, batch_number, after_deadline, after_id
+    );
     -- what is still due in the batch's range was held by somebody else
     v_result.skipped_locked := expiration.count_due(
         'lead-expiration', 'Lead', as_of, after_deadline, after_id,
@@ -920,19 +936,30 @@ begin
     ));
     get diagnostics v_resolved = row_count;
     if claim_failed.phase = 'Lead' then
-        select array_agg(c.id order by c.deadline, c.id), array_agg(c.deadline order by c.deadline, c.id)
-        into v_claim.ids, v_claim.deadlines
+        select
+            array_agg(c.id order by c.deadline, c.id),
+            array_agg(c.deadline order by c.deadline, c.id),
+            array_agg(c.ctid order by c.deadline, c.id)
+        into v_claim.ids, v_claim.deadlines, v_claim.row_ids
         from (
-            select l.id, l.expires_at as deadline
+            select l.id, l.expires_at as deadline, l.ctid
             from crm.leads as l
             where l.id = any(v_due) and l.status = 'Active' and l.expires_at < claim_failed.as_of
             for no key update skip locked
         ) as c;
     else
-        select array_agg(c.id order by c.deadline, c.id), array_agg(c.deadline order by c.deadline, c.id)
-        into v_claim.ids, v_claim.deadlines
+        select
+            array_agg(c.id order by c.deadline, c.id),
+            array_agg(c.deadline order by c.deadline, c.id),
+            array_agg(c.ctid order by c.deadline, c.id),
+            array_agg(c.status order by c.deadline, c.id)
+        into v_claim.ids, v_claim.deadlines, v_claim.row_ids, v_claim.statuses
         from (
-            select b.id, case when b.status = 'Booked' then b.booking_expires_at else b.reserve_expires_at end as deadline
+            select
+                b.id,
+                case when b.status = 'Booked' then b.booking_expires_at else b.reserve_expires_at end as deadline,
+                b.ctid,
+                b.status
             from crm.bookings as b
             where
                 b.id = any(v_due)
@@ -948,6 +975,21 @@ end
 $$;
 ALTER FUNCTION expiration.claim_failed(job text, phase text, as_of timestamp with time zone, failed_before timestamp with time zone, batch_size integer) OWNER TO crm_owner;
 COMMENT ON FUNCTION expiration.claim_failed(job text, phase text, as_of timestamp with time zone, failed_before timestamp with time zone, batch_size integer) IS 'Locks failed items for another try, longest waiting first: those that last failed before failed_before and are still due. Items that are due no longer leave the list.';
+CREATE FUNCTION expiration.claim_items(job text, phase text, step text, as_of timestamp with time zone, batch_size integer, after_deadline timestamp with time zone, after_id uuid, failed_before timestamp with time zone) RETURNS expiration.claim
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    if step = 'retry' then
+        return expiration.claim_failed(job, phase, as_of, failed_before, batch_size);
+    elsif phase = 'Lead' then
+        return crm.claim_leads(as_of, batch_size, after_deadline, after_id);
+    end if;
+    return crm.claim_bookings(phase, as_of, batch_size, after_deadline, after_id);
+end
+$$;
+ALTER FUNCTION expiration.claim_items(job text, phase text, step text, as_of timestamp with time zone, batch_size integer, after_deadline timestamp with time zone, after_id uuid, failed_before timestamp with time zone) OWNER TO crm_owner;
+COMMENT ON FUNCTION expiration.claim_items(job text, phase text, step text, as_of timestamp with time zone, batch_size integer, after_deadline timestamp with time zone, after_id uuid, failed_before timestamp with time zone) IS 'The claim of a step of a phase: crm.claim_leads or crm.claim_bookings beyond the cursor, or with step retry expiration.claim_failed, of those that last failed before failed_before.';
 CREATE TABLE expiration.run (
     id uuid DEFAULT gen_random_uuid() NOT NULL,
     job text NOT NULL,
@@ -1347,7 +1389,7 @@ CREATE FUNCTION expiration.errors() RETURNS TABLE(sqlstate text, name text, mess
 $$;
 ALTER FUNCTION expiration.errors() OWNER TO crm_owner;
 COMMENT ON FUNCTION expiration.errors() IS 'Every SQLSTATE of our own, with its message (a format() template) and hint. Class XP: 0xx the engine, 1xx guards of the domain.';
-CREATE FUNCTION expiration.expire_claimed(job text, phase text, claim expiration.claim, as_of timestamp with time zone, run_id uuid, batch_number integer) RETURNS expiration.batch_result
+CREATE FUNCTION expiration.expire_batch(job text, phase text, step text, as_of timestamp with time zone, batch_size integer, run_id uuid, batch_number integer, after_deadline timestamp with time zone DEFAULT NULL::timestamp with time zone, after_id uuid DEFAULT NULL::uuid, failed_before timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS expiration.batch_result
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -1355,22 +1397,108 @@ CREATE FUNCTION expiration.expire_claimed(job text, phase text, claim expiration
     SET plan_cache_mode TO 'force_generic_plan'
     AS $$
 declare
+    v_target constant regclass := case phase when 'Lead' then regclass 'crm.leads' else regclass 'crm.bookings' end;
+    v_updates constant bigint := pg_stat_get_xact_tuples_updated(v_target);
+    v_claim expiration.claim;
+    v_again expiration.claim;
+    v_failed boolean := false;
+    v_sqlstate text;
+    v_result expiration.batch_result;
+begin
+    -- locked in the subtransaction that changes them: with another one's lock on it, each row would need a MultiXact
+    begin
+        v_claim := expiration.claim_items(job, phase, step, as_of, batch_size, after_deadline, after_id, failed_before);
+        v_result.claimed := coalesce(cardinality(v_claim.ids), 0);
+        v_result.expired_ids := '{}';
+        if v_result.claimed > 0 then
+            v_result.expired_ids := expiration.expire_items(phase, v_claim, as_of, run_id, batch_number);
+        end if;
+    exception
+        when others then
+            get stacked diagnostics v_sqlstate = returned_sqlstate;
+            if not expiration.is_item_sqlstate(v_sqlstate) then
+                raise;
+            end if;
+            v_failed := true;
+    end;
+    if v_failed then
+        -- the rollback freed the rows, and others may have taken some: only of the same ones is it known where it failed
+        v_again := expiration.claim_items(job, phase, step, as_of, batch_size, after_deadline, after_id, failed_before);
+        v_result := expiration.expire_in_parts(
+            phase, v_again, as_of, run_id, batch_number,
+            case
+                when v_again.ids = v_claim.ids
+                    then 1 + (pg_stat_get_xact_tuples_updated(v_target) - v_updates)::integer
+            end
+        );
+        v_claim := v_again;
+    end if;
+    v_result.expired := cardinality(v_result.expired_ids);
+    v_result.failed := coalesce(jsonb_array_length(v_result.failures), 0);
+    v_result.skipped_locked := 0;
+    v_result.drained := v_result.claimed = coalesce(cardinality(v_claim.ids), 0) and not coalesce(v_claim.is_full, false);
+    if v_result.claimed > 0 then
+        v_result.oldest_deadline := v_claim.deadlines[1];
+        v_result.last_deadline := v_claim.deadlines[v_result.claimed];
+        v_result.last_id := v_claim.ids[v_result.claimed];
+    end if;
+    if v_result.failed > 0 then
+        insert into expiration.failed_item as f (
+            job, phase, item_id, first_failed_at, last_failed_at, sqlstate, message, run_id, row_xmin
+        )
+        select
+            expire_batch.job, expire_batch.phase, x.id, clock_timestamp(), clock_timestamp(),
+            x.sqlstate, x.message, expire_batch.run_id,
+            (
+                -- a scalar subquery: a join would read every due row
+                select d.row_xmin
+                from expiration.due_item as d
+                where d.job = expire_batch.job and d.phase = expire_batch.phase and d.item_id = x.id
+            )
+        from jsonb_to_recordset(v_result.failures) as x (id uuid, sqlstate text, message text)
+        on conflict on constraint failed_item_pkey do update
+        set
+            last_failed_at = excluded.last_failed_at,
+            attempts = f.attempts + 1,
+            sqlstate = excluded.sqlstate,
+            message = excluded.message,
+            run_id = excluded.run_id,
+            row_xmin = excluded.row_xmin;
+    else
+        v_result.failures := null;
+    end if;
+    if v_result.expired > 0 and exists (select from expiration.failed_item) then
+        delete from expiration.failed_item as f
+        where
+            f.job = expire_batch.job
+            and f.phase = expire_batch.phase
+            and f.item_id = any(v_result.expired_ids);
+    end if;
+    return v_result;
+end
+$$;
+ALTER FUNCTION expiration.expire_batch(job text, phase text, step text, as_of timestamp with time zone, batch_size integer, run_id uuid, batch_number integer, after_deadline timestamp with time zone, after_id uuid, failed_before timestamp with time zone) OWNER TO crm_owner;
+COMMENT ON FUNCTION expiration.expire_batch(job text, phase text, step text, as_of timestamp with time zone, batch_size integer, run_id uuid, batch_number integer, after_deadline timestamp with time zone, after_id uuid, failed_before timestamp with time zone) IS 'Claims a step of a phase (claim: beyond the cursor; retry: those that last failed before failed_before) and expires it: all in one statement; where that fails on a row''s own data, in parts, and the bad rows go to the list of failed items. A fault of the system is raised as it came, and nothing is marked.';
+CREATE FUNCTION expiration.expire_in_parts(phase text, claim expiration.claim, as_of timestamp with time zone, run_id uuid, batch_number integer, suspect integer DEFAULT NULL::integer) RETURNS expiration.batch_result
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
     -- PostgreSQL remembers 64 open subtransactions a backend; beyond, everybody's visibility checks get slow
     v_max_subtransactions constant integer := 50;
-    v_ids constant uuid[] := (expire_claimed.claim).ids;
+    v_ids constant uuid[] := (expire_in_parts.claim).ids;
     v_count constant integer := coalesce(cardinality(v_ids), 0);
     v_processed integer := v_count;
-    v_todo integer[] := array[1, v_count];
+    v_todo integer[];
+    v_part expiration.claim;
     v_low integer;
     v_high integer;
-    v_middle integer;
     v_target constant regclass := case phase when 'Lead' then regclass 'crm.leads' else regclass 'crm.bookings' end;
     v_updates bigint;
     v_guess boolean := true;
-    v_suspect integer;
+    v_suspect integer := suspect;
     v_subtransactions integer := 0;
     v_expired uuid[];
-    v_failures jsonb := jsonb '[]';
     v_failed boolean;
     v_sqlstate text;
     v_message text;
@@ -1382,8 +1510,10 @@ declare
     v_result expiration.batch_result;
 begin
     v_result.expired_ids := '{}';
-    -- the whole claim first; what fails is split until the bad rows stand alone, in deadline order: where the statement
-    -- stopped, as far as that can be guessed, otherwise in halves
+    v_result.failures := '[]';
+    -- what fails is split until the bad rows stand alone, in deadline order: where the statement stopped, as far as that
+    -- can be guessed, otherwise in halves
+    v_todo := expiration.split(1, v_count, v_suspect);
     while v_count > 0 and cardinality(v_todo) > 0 loop
         v_high := v_todo[cardinality(v_todo)];
         v_low := v_todo[cardinality(v_todo) - 1];
@@ -1392,10 +1522,14 @@ begin
             v_processed := v_low - 1;
             exit;
         end if;
+        v_part := expire_in_parts.claim;
+        v_part.ids := v_part.ids[v_low:v_high];
+        v_part.row_ids := v_part.row_ids[v_low:v_high];
+        v_part.statuses := v_part.statuses[v_low:v_high];
         v_failed := false;
         v_updates := pg_stat_get_xact_tuples_updated(v_target);
         begin
-            v_expired := expiration.expire_items(phase, v_ids[v_low:v_high], as_of, run_id, batch_number);
+            v_expired := expiration.expire_items(phase, v_part, as_of, run_id, batch_number);
         exception
             when others then
                 get stacked diagnostics
@@ -1420,21 +1554,9 @@ begin
         elsif v_low < v_high and v_schema not in ('outbox', 'expiration') then
             -- rows are changed in the order of the claim, and those changed before a failure are counted
             v_suspect := v_low + (pg_stat_get_xact_tuples_updated(v_target) - v_updates)::integer;
-            if v_guess and v_suspect between v_low and v_high then
-                if v_suspect < v_high then
-                    v_todo := v_todo || array[v_suspect + 1, v_high];
-                end if;
-                v_todo := v_todo || array[v_suspect, v_suspect];
-                if v_low < v_suspect then
-                    v_todo := v_todo || array[v_low, v_suspect - 1];
-                end if;
-            else
-                v_suspect := null;
-                v_middle := (v_low + v_high) / 2;
-                v_todo := v_todo || array[v_middle + 1, v_high, v_low, v_middle];
-            end if;
-        elsif expiration.is_item_fault(phase, v_ids[v_low], as_of, run_id, v_schema) then
-            v_failures := v_failures || jsonb_build_object(
+            v_todo := v_todo || expiration.split(v_low, v_high, case when v_guess then v_suspect end);
+        elsif expiration.is_item_fault(phase, v_part, as_of, run_id, v_schema) then
+            v_result.failures := v_result.failures || jsonb_build_object(
                 'id', v_ids[v_low], 'sqlstate', v_sqlstate, 'message', v_message
             );
         else
@@ -1449,64 +1571,24 @@ begin
         end if;
     end loop;
     v_result.claimed := v_processed;
-    v_result.expired := cardinality(v_result.expired_ids);
-    v_result.failed := jsonb_array_length(v_failures);
-    v_result.skipped_locked := 0;
-    v_result.drained := v_processed = v_count and not coalesce((expire_claimed.claim).is_full, false);
-    if v_processed > 0 then
-        v_result.oldest_deadline := (expire_claimed.claim).deadlines[1];
-        v_result.last_deadline := (expire_claimed.claim).deadlines[v_processed];
-        v_result.last_id := v_ids[v_processed];
-    end if;
-    if v_result.failed > 0 then
-        v_result.failures := v_failures;
-        insert into expiration.failed_item as f (
-            job, phase, item_id, first_failed_at, last_failed_at, sqlstate, message, run_id, row_xmin
-        )
-        select
-            expire_claimed.job, expire_claimed.phase, x.id, clock_timestamp(), clock_timestamp(),
-            x.sqlstate, x.message, expire_claimed.run_id,
-            (
-                -- a scalar subquery: a join would read every due row
-                select d.row_xmin
-                from expiration.due_item as d
-                where d.job = expire_claimed.job and d.phase = expire_claimed.phase and d.item_id = x.id
-            )
-        from jsonb_to_recordset(v_failures) as x (id uuid, sqlstate text, message text)
-        on conflict on constraint failed_item_pkey do update
-        set
-            last_failed_at = excluded.last_failed_at,
-            attempts = f.attempts + 1,
-            sqlstate = excluded.sqlstate,
-            message = excluded.message,
-            run_id = excluded.run_id,
-            row_xmin = excluded.row_xmin;
-    end if;
-    if v_result.expired > 0 and exists (select from expiration.failed_item) then
-        delete from expiration.failed_item as f
-        where
-            f.job = expire_claimed.job
-            and f.phase = expire_claimed.phase
-            and f.item_id = any(v_result.expired_ids);
-    end if;
     return v_result;
 end
 $$;
-ALTER FUNCTION expiration.expire_claimed(job text, phase text, claim expiration.claim, as_of timestamp with time zone, run_id uuid, batch_number integer) OWNER TO crm_owner;
-COMMENT ON FUNCTION expiration.expire_claimed(job text, phase text, claim expiration.claim, as_of timestamp with time zone, run_id uuid, batch_number integer) IS 'Expires the items of a claim: all in one statement, in ever smaller parts where that fails on a row''s own data, so that only the bad rows are left, on the list of failed items. A fault of the system is raised as it came, and nothing is marked.';
-CREATE FUNCTION expiration.expire_items(phase text, ids uuid[], as_of timestamp with time zone, run_id uuid, batch_number integer, rehearsal boolean DEFAULT false) RETURNS uuid[]
+ALTER FUNCTION expiration.expire_in_parts(phase text, claim expiration.claim, as_of timestamp with time zone, run_id uuid, batch_number integer, suspect integer) OWNER TO crm_owner;
+COMMENT ON FUNCTION expiration.expire_in_parts(phase text, claim expiration.claim, as_of timestamp with time zone, run_id uuid, batch_number integer, suspect integer) IS 'Expires the items of a claim in parts, ever smaller ones where that fails on a row''s own data, so that only the bad rows are left: claimed (how many were got through, in the claim''s order), expired_ids and failures. suspect: the position in the claim where an attempt at the whole failed; null where that is not known. A fault of the system is raised as it came.';
+CREATE FUNCTION expiration.expire_items(phase text, claim expiration.claim, as_of timestamp with time zone, run_id uuid, batch_number integer, rehearsal boolean DEFAULT false) RETURNS uuid[]
     LANGUAGE plpgsql STRICT SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 begin
     if expire_items.phase = 'Lead' then
-        return crm.expire_leads(ids, as_of, run_id, batch_number, rehearsal);
+        return crm.expire_leads(claim, as_of, run_id, batch_number, rehearsal);
     end if;
-    return crm.expire_bookings(phase, ids, as_of, run_id, batch_number, rehearsal);
+    return crm.expire_bookings(phase, claim, as_of, run_id, batch_number, rehearsal);
 end
 $$;
-ALTER FUNCTION expiration.expire_items(phase text, ids uuid[], as_of timestamp with time zone, run_id uuid, batch_number integer, rehearsal boolean) OWNER TO crm_owner;
-COMMENT ON FUNCTION expiration.expire_items(phase text, ids uuid[], as_of timestamp with time zone, run_id uuid, batch_number integer, rehearsal boolean) IS 'The transition of a phase: crm.expire_leads or crm.expire_bookings.';
+ALTER FUNCTION expiration.expire_items(phase text, claim expiration.claim, as_of timestamp with time zone, run_id uuid, batch_number integer, rehearsal boolean) OWNER TO crm_owner;
+COMMENT ON FUNCTION expiration.expire_items(phase text, claim expiration.claim, as_of timestamp with time zone, run_id uuid, batch_number integer, rehearsal boolean) IS 'The transition of a phase: crm.expire_leads or crm.expire_bookings.';
 CREATE FUNCTION expiration.fingerprint(class oid, object oid) RETURNS text
     LANGUAGE sql STABLE PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1645,7 +1727,7 @@ CREATE FUNCTION expiration.is_alive(run expiration.run) RETURNS boolean
     RETURN CASE WHEN (((run).backend_start IS NOT NULL) AND (EXISTS (SELECT FROM pg_stat_activity a WHERE ((a.pid = (is_alive.run).backend_pid) AND (a.backend_start IS NOT NULL))))) THEN (EXISTS (SELECT FROM pg_stat_activity a WHERE ((a.pid = (is_alive.run).backend_pid) AND (a.backend_start = (is_alive.run).backend_start) AND CASE WHEN (((is_alive.run).statement_start IS NOT NULL) AND (a.query_start IS NOT NULL)) THEN ((a.state <> 'idle'::text) AND (a.query_start = (is_alive.run).statement_start)) WHEN ((a.state IS NULL) OR (a.state = ANY (ARRAY['idle'::text, 'disabled'::text]))) THEN (expiration.last_sign_of_life((is_alive.run).id) > (clock_timestamp() - (SELECT j.stale_after FROM expiration.job j WHERE (j.name = (is_alive.run).job)))) ELSE true END))) WHEN (((run).backend_start IS NOT NULL) AND (NOT (EXISTS (SELECT FROM pg_stat_activity a WHERE (a.pid = (is_alive.run).backend_pid))))) THEN false ELSE (expiration.last_sign_of_life((run).id) > (clock_timestamp() - (SELECT j.stale_after FROM expiration.job j WHERE (j.name = (is_alive.run).job)))) END;
 ALTER FUNCTION expiration.is_alive(run expiration.run) OWNER TO crm_owner;
 COMMENT ON FUNCTION expiration.is_alive(run expiration.run) IS 'Whether the driver of a run is still at work: by its backend where that can be seen, otherwise by its last sign of life (job.stale_after).';
-CREATE FUNCTION expiration.is_item_fault(phase text, item_id uuid, as_of timestamp with time zone, run_id uuid, schema_name text) RETURNS boolean
+CREATE FUNCTION expiration.is_item_fault(phase text, claim expiration.claim, as_of timestamp with time zone, run_id uuid, schema_name text) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
@@ -1657,8 +1739,8 @@ begin
         return false;
     end if;
     begin
-        perform expiration.expire_items(phase, array[item_id], as_of, run_id, 0, rehearsal => true);
-        perform expiration.raise_error('rehearsal_passed', item_id::text);
+        perform expiration.expire_items(phase, claim, as_of, run_id, 0, rehearsal => true);
+        perform expiration.raise_error('rehearsal_passed', (claim).ids[1]::text);
         return null;
     exception
         when others then
@@ -1673,8 +1755,8 @@ begin
     end;
 end
 $$;
-ALTER FUNCTION expiration.is_item_fault(phase text, item_id uuid, as_of timestamp with time zone, run_id uuid, schema_name text) OWNER TO crm_owner;
-COMMENT ON FUNCTION expiration.is_item_fault(phase text, item_id uuid, as_of timestamp with time zone, run_id uuid, schema_name text) IS 'Whether a failure may be blamed on the item: its transition without the outbox must fail too, by a SQLSTATE of the allow-list (is_item_sqlstate). Everything else is the system''s fault and raises or returns false.';
+ALTER FUNCTION expiration.is_item_fault(phase text, claim expiration.claim, as_of timestamp with time zone, run_id uuid, schema_name text) OWNER TO crm_owner;
+COMMENT ON FUNCTION expiration.is_item_fault(phase text, claim expiration.claim, as_of timestamp with time zone, run_id uuid, schema_name text) IS 'Whether a failure may be blamed on the one item of the claim: its transition without the outbox must fail too, by a SQLSTATE of the allow-list (is_item_sqlstate). Everything else is the system''s fault and raises or returns false.';
 CREATE FUNCTION expiration.is_item_sqlstate(fault_sqlstate text) RETURNS boolean
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1786,17 +1868,13 @@ ALTER FUNCTION expiration.pause(job text, reason text) OWNER TO crm_owner;
 COMMENT ON FUNCTION expiration.pause(job text, reason text) IS 'Pauses a job, whoever drives it: no run starts, and a run at work ends after the batch in hand. Until resume.';
 CREATE FUNCTION expiration.phases(job text) RETURNS TABLE(phase text, ordinal integer)
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-    select p.phase, p.ordinal
-    from (values
-        ('lead-expiration', 'Lead', 1),
-        ('booking-expiration', 'Reserve', 1),
-        ('booking-expiration', 'Booking', 2)
-    ) as p (job, phase, ordinal)
-    where p.job = phases.job
-    order by p.ordinal
-$$;
+    BEGIN ATOMIC
+ SELECT p.phase,
+     p.ordinal
+    FROM ( VALUES ('lead-expiration'::text,'Lead'::text,1), ('booking-expiration'::text,'Reserve'::text,1), ('booking-expiration'::text,'Booking'::text,2)) p(job, phase, ordinal)
+   WHERE (p.job = phases.job)
+   ORDER BY p.ordinal;
+END;
 ALTER FUNCTION expiration.phases(job text) OWNER TO crm_owner;
 COMMENT ON FUNCTION expiration.phases(job text) IS 'The phases of a job in the order in which a cycle goes through them.';
 CREATE FUNCTION expiration.preview(job text, as_of timestamp with time zone DEFAULT now(), cycles integer DEFAULT 1) RETURNS TABLE(phase text, step text, item_id uuid, tenant_id uuid, deadline timestamp with time zone, cycle integer, batch integer, expected_at timestamp with time zone)
@@ -2217,13 +2295,9 @@ begin
                     nullif(greatest(v_left, 0), 0)
                 )::integer;
                 continue when v_last.drained or v_size <= 0;
-                v_result := expiration.expire_claimed(
-                    v_run.job,
-                    v_phase.phase,
-                    expiration.claim_failed(v_run.job, v_phase.phase, v_run.as_of, v_run.started_at, v_size),
-                    v_run.as_of,
-                    v_run.id,
-                    v_number
+                v_result := expiration.expire_batch(
+                    v_run.job, v_phase.phase, 'retry', v_run.as_of, v_size, v_run.id, v_number,
+                    failed_before => v_run.started_at
                 );
                 v_last.retry_failures := v_last.retry_failures + v_result.failed;
                 -- nothing came of it, not even a failure (a trigger that suppresses the change): once a cycle will do
@@ -2231,7 +2305,13 @@ begin
                     or v_result.claimed > 0 and v_result.expired = 0 and v_result.failed = 0;
                 v_capped := false;
             end if;
-            continue when v_result.claimed = 0 and v_result.skipped_locked = 0 and v_result.drained;
+            if v_result.claimed = 0 and v_result.skipped_locked = 0 and v_result.drained then
+                -- the batch before was full and the last, as is known only now: not looked for again
+                update expiration.batch as b
+                set drained = true
+                where b.run_id = v_run.id and b.number = v_last.number and v_last.step = v_step;
+                continue;
+            end if;
             insert into expiration.batch (
                 run_id, number, phase, step, started_at, claimed, expired, failed, skipped_locked, drained, capped,
                 oldest_deadline, last_deadline, last_id, phase_expired, retry_failures, failures
@@ -2398,7 +2478,7 @@ COMMENT ON PROCEDURE expiration.run_upkeep() IS 'Keeps house, once an hour say: 
 CREATE FUNCTION expiration.schema_version() RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
-    RETURN '0.1.0'::text;
+    RETURN '0.2.0'::text;
 ALTER FUNCTION expiration.schema_version() OWNER TO crm_owner;
 COMMENT ON FUNCTION expiration.schema_version() IS 'Version of the functions and views installed; the runner refuses to work with another one.';
 CREATE FUNCTION expiration.set_job(job text, period interval DEFAULT NULL::interval, batch_size integer DEFAULT NULL::integer, max_batches_per_cycle integer DEFAULT NULL::integer, max_duration interval DEFAULT NULL::interval, retry_failures_per_cycle integer DEFAULT NULL::integer, max_transient_retries integer DEFAULT NULL::integer, stale_after interval DEFAULT NULL::interval, history_retention interval DEFAULT NULL::interval) RETURNS expiration.job
@@ -2445,6 +2525,26 @@ end
 $$;
 ALTER FUNCTION expiration.set_job(job text, period interval, batch_size integer, max_batches_per_cycle integer, max_duration interval, retry_failures_per_cycle integer, max_transient_retries integer, stale_after interval, history_retention interval) OWNER TO crm_owner;
 COMMENT ON FUNCTION expiration.set_job(job text, period interval, batch_size integer, max_batches_per_cycle integer, max_duration interval, retry_failures_per_cycle integer, max_transient_retries integer, stale_after interval, history_retention interval) IS 'Changes settings of a job; what is left null stays. Runs at work keep theirs. After a change of the period install the cron jobs again.';
+CREATE FUNCTION expiration.split(low integer, high integer, suspect integer) RETURNS integer[]
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    BEGIN ATOMIC
+ SELECT
+         CASE
+             WHEN (low = high) THEN ARRAY[low, high]
+             WHEN ((suspect >= low) AND (suspect <= high)) THEN ((
+             CASE
+                 WHEN (suspect < high) THEN ARRAY[(suspect + 1), high]
+                 ELSE ARRAY[]::integer[]
+             END || ARRAY[suspect, suspect]) ||
+             CASE
+                 WHEN (low < suspect) THEN ARRAY[low, (suspect - 1)]
+                 ELSE ARRAY[]::integer[]
+             END)
+             ELSE ARRAY[(((low + high) / 2) + 1), high, low, ((low + high) / 2)]
+         END AS "array";
+END;
+ALTER FUNCTION expiration.split(low integer, high integer, suspect integer) OWNER TO crm_owner;
+COMMENT ON FUNCTION expiration.split(low integer, high integer, suspect integer) IS 'Parts of a range of positions, as a stack of pairs whose first part lies on top: the suspect apart from those on its two sides; halves where there is none.';
 CREATE FUNCTION expiration.start_run(job text, driver text DEFAULT 'psql'::text, instance text DEFAULT NULL::text, as_of timestamp with time zone DEFAULT NULL::timestamp with time zone, batch_size integer DEFAULT NULL::integer, max_batches_per_cycle integer DEFAULT NULL::integer, max_duration interval DEFAULT NULL::interval, whole_statement boolean DEFAULT false, pooled boolean DEFAULT false) RETURNS expiration.run
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2700,13 +2800,11 @@ ALTER FUNCTION outbox.refuse_update() OWNER TO crm_owner;
 COMMENT ON FUNCTION outbox.refuse_update() IS 'Trigger: an event that has been appended never changes.';
 CREATE FUNCTION outbox.traceparent(run_id uuid, batch_number integer) RETURNS text
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
-    SET search_path TO 'pg_catalog', 'pg_temp'
     RETURN (((('00-'::text || replace((run_id)::text, '-'::text, ''::text)) || '-'::text) || substr(md5((((run_id)::text || ':'::text) || (batch_number)::text)), 1, 16)) || '-01'::text);
 ALTER FUNCTION outbox.traceparent(run_id uuid, batch_number integer) OWNER TO crm_owner;
 COMMENT ON FUNCTION outbox.traceparent(run_id uuid, batch_number integer) IS 'W3C trace context of a batch: trace id = run id, parent span id derived from run and batch number, sampled.';
 CREATE FUNCTION outbox.utc(instant timestamp with time zone) RETURNS text
     LANGUAGE sql STABLE STRICT PARALLEL SAFE
-    SET search_path TO 'pg_catalog', 'pg_temp'
     RETURN to_char((instant AT TIME ZONE 'UTC'::text), 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'::text);
 ALTER FUNCTION outbox.utc(instant timestamp with time zone) OWNER TO crm_owner;
 COMMENT ON FUNCTION outbox.utc(instant timestamp with time zone) IS 'An instant as events carry it: ISO 8601 in UTC, microseconds, Z.';
@@ -3334,10 +3432,10 @@ REVOKE ALL ON FUNCTION crm.claim_bookings(phase text, as_of timestamp with time 
 REVOKE ALL ON FUNCTION crm.claim_leads(as_of timestamp with time zone, batch_size integer, after_deadline timestamp with time zone, after_id uuid) FROM PUBLIC;
 REVOKE ALL ON FUNCTION crm.confirm_booking(booking_id uuid, expected_version integer, booking_expires_at timestamp with time zone, actor text, correlation_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION crm.confirm_booking(booking_id uuid, expected_version integer, booking_expires_at timestamp with time zone, actor text, correlation_id uuid) TO crm_app;
-REVOKE ALL ON FUNCTION crm.expire_bookings(phase text, ids uuid[], as_of timestamp with time zone, run_id uuid, batch_number integer, rehearsal boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION crm.expire_bookings(phase text, claim expiration.claim, as_of timestamp with time zone, run_id uuid, batch_number integer, rehearsal boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION crm.expire_bookings_batch(phase text, as_of timestamp with time zone, batch_size integer, run_id uuid, batch_number integer, after_deadline timestamp with time zone, after_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION crm.expire_bookings_batch(phase text, as_of timestamp with time zone, batch_size integer, run_id uuid, batch_number integer, after_deadline timestamp with time zone, after_id uuid) TO crm_runner;
-REVOKE ALL ON FUNCTION crm.expire_leads(ids uuid[], as_of timestamp with time zone, run_id uuid, batch_number integer, rehearsal boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION crm.expire_leads(claim expiration.claim, as_of timestamp with time zone, run_id uuid, batch_number integer, rehearsal boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION crm.expire_leads_batch(as_of timestamp with time zone, batch_size integer, run_id uuid, batch_number integer, after_deadline timestamp with time zone, after_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION crm.expire_leads_batch(as_of timestamp with time zone, batch_size integer, run_id uuid, batch_number integer, after_deadline timestamp with time zone, after_id uuid) TO crm_runner;
 REVOKE ALL ON FUNCTION crm.extend_booking(booking_id uuid, expected_version integer, expires_at timestamp with time zone, actor text, correlation_id uuid) FROM PUBLIC;
@@ -3357,6 +3455,7 @@ REVOKE ALL ON FUNCTION expiration.check_batch(function_name text, as_of timestam
 REVOKE ALL ON FUNCTION expiration.check_job(job text, function_name text) FROM PUBLIC;
 GRANT ALL ON FUNCTION expiration.check_job(job text, function_name text) TO crm_monitor;
 REVOKE ALL ON FUNCTION expiration.claim_failed(job text, phase text, as_of timestamp with time zone, failed_before timestamp with time zone, batch_size integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION expiration.claim_items(job text, phase text, step text, as_of timestamp with time zone, batch_size integer, after_deadline timestamp with time zone, after_id uuid, failed_before timestamp with time zone) FROM PUBLIC;
 GRANT SELECT ON TABLE expiration.run TO crm_monitor;
 REVOKE ALL ON FUNCTION expiration.close_run(run_id uuid, status text, reason text, finished_at timestamp with time zone, sqlstate text, error text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION expiration.count_due(job text, phase text, as_of timestamp with time zone, after_deadline timestamp with time zone, after_id uuid, upto_deadline timestamp with time zone, upto_id uuid) FROM PUBLIC;
@@ -3375,8 +3474,9 @@ REVOKE ALL ON FUNCTION expiration.current_driver() FROM PUBLIC;
 GRANT ALL ON FUNCTION expiration.current_driver() TO crm_runner;
 REVOKE ALL ON FUNCTION expiration.errors() FROM PUBLIC;
 GRANT ALL ON FUNCTION expiration.errors() TO crm_monitor;
-REVOKE ALL ON FUNCTION expiration.expire_claimed(job text, phase text, claim expiration.claim, as_of timestamp with time zone, run_id uuid, batch_number integer) FROM PUBLIC;
-REVOKE ALL ON FUNCTION expiration.expire_items(phase text, ids uuid[], as_of timestamp with time zone, run_id uuid, batch_number integer, rehearsal boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION expiration.expire_batch(job text, phase text, step text, as_of timestamp with time zone, batch_size integer, run_id uuid, batch_number integer, after_deadline timestamp with time zone, after_id uuid, failed_before timestamp with time zone) FROM PUBLIC;
+REVOKE ALL ON FUNCTION expiration.expire_in_parts(phase text, claim expiration.claim, as_of timestamp with time zone, run_id uuid, batch_number integer, suspect integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION expiration.expire_items(phase text, claim expiration.claim, as_of timestamp with time zone, run_id uuid, batch_number integer, rehearsal boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION expiration.fingerprint(class oid, object oid) FROM PUBLIC;
 GRANT ALL ON FUNCTION expiration.fingerprint(class oid, object oid) TO crm_monitor;
 REVOKE ALL ON FUNCTION expiration.finish_run(run_id uuid, reason text) FROM PUBLIC;
@@ -3387,7 +3487,7 @@ REVOKE ALL ON FUNCTION expiration.last_sign_of_life(run_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION expiration.last_sign_of_life(run_id uuid) TO crm_monitor;
 REVOKE ALL ON FUNCTION expiration.is_alive(run expiration.run) FROM PUBLIC;
 GRANT ALL ON FUNCTION expiration.is_alive(run expiration.run) TO crm_monitor;
-REVOKE ALL ON FUNCTION expiration.is_item_fault(phase text, item_id uuid, as_of timestamp with time zone, run_id uuid, schema_name text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION expiration.is_item_fault(phase text, claim expiration.claim, as_of timestamp with time zone, run_id uuid, schema_name text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION expiration.is_item_sqlstate(fault_sqlstate text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION expiration.loadable_objects() FROM PUBLIC;
 GRANT ALL ON FUNCTION expiration.loadable_objects() TO crm_monitor;
@@ -3425,6 +3525,7 @@ REVOKE ALL ON FUNCTION expiration.schema_version() FROM PUBLIC;
 GRANT ALL ON FUNCTION expiration.schema_version() TO crm_monitor;
 REVOKE ALL ON FUNCTION expiration.set_job(job text, period interval, batch_size integer, max_batches_per_cycle integer, max_duration interval, retry_failures_per_cycle integer, max_transient_retries integer, stale_after interval, history_retention interval) FROM PUBLIC;
 GRANT ALL ON FUNCTION expiration.set_job(job text, period interval, batch_size integer, max_batches_per_cycle integer, max_duration interval, retry_failures_per_cycle integer, max_transient_retries integer, stale_after interval, history_retention interval) TO crm_operator;
+REVOKE ALL ON FUNCTION expiration.split(low integer, high integer, suspect integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION expiration.start_run(job text, driver text, instance text, as_of timestamp with time zone, batch_size integer, max_batches_per_cycle integer, max_duration interval, whole_statement boolean, pooled boolean) FROM PUBLIC;
 GRANT ALL ON FUNCTION expiration.start_run(job text, driver text, instance text, as_of timestamp with time zone, batch_size integer, max_batches_per_cycle integer, max_duration interval, whole_statement boolean, pooled boolean) TO crm_runner;
 REVOKE ALL ON FUNCTION expiration.stop(job text) FROM PUBLIC;

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from tests.domain import (
     ACTIVE,
@@ -438,6 +439,53 @@ def test_a_row_that_changed_after_the_claims_snapshot_is_looked_at_again_under_i
     manager.commit()
     keeper.execute("select pg_advisory_unlock_all()")
     assert job.result() == ([first],)
+
+
+@pytest.mark.requirement("L2", "L9")
+@pytest.mark.parametrize("phase", ["Lead", *PHASES])
+def test_a_row_that_moved_after_the_claims_snapshot_and_is_still_due_expires_from_where_it_lies_now(
+    db: Database, phase: str
+) -> None:
+    """The claim hands on where the locked version lies, not the one that its snapshot had seen."""
+    first, second = ids = add_items(db, phase, 2)
+    table = sql.Identifier("crm", "leads" if phase == "Lead" else "bookings")
+    db.rows(
+        "create function public.stand() returns boolean language plpgsql volatile as"
+        " $$ begin perform pg_advisory_xact_lock_shared(99); return true; end $$"
+    )
+    keeper = db.connect()
+    keeper.execute("select pg_advisory_lock(99)")
+    function = "crm.claim_leads(" if phase == "Lead" else f"crm.claim_bookings('{phase}', "
+    query = sql.SQL(
+        "with first as materialized (select public.stand())"
+        " select c.ids, c.row_ids::text from first, {}now(), 10, '-infinity', %s) as c"
+    ).format(sql.SQL(function))
+    manager = db.connect(autocommit=False)
+    manager.execute(sql.SQL("update {} set updated_at = now() where id = %s").format(table), (second,))
+    job = db.background(lambda connection: connection.execute(query, (UUID(int=0),)).fetchone())
+    db.wait_for_lock(job.pid)
+    manager.commit()
+    keeper.execute("select pg_advisory_unlock_all()")
+    places = db.rows(sql.SQL("select id, ctid::text from {}").format(table))
+    found = job.result()
+    assert found is not None
+    assert found[0] == ids == [first, second]
+    assert found[1] == "{{{}}}".format(",".join(f'"{dict(places)[one]}"' for one in ids))
+
+
+@pytest.mark.requirement("L9")
+@pytest.mark.parametrize("phase", ["Lead", *PHASES])
+def test_a_batch_makes_no_multixact(db: Database, phase: str) -> None:
+    """The version that expired bears the id of the transaction that made the new one, not a MultiXact of two."""
+    add_items(db, phase, 20)
+    table = sql.Identifier("crm", "leads" if phase == "Lead" else "bookings")
+    reader = db.connect(autocommit=False)
+    reader.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    reader.execute("select 1 from crm.leads")
+    assert run_job(db, JOB_OF[phase])["expired"] == 20
+    before = dict(reader.execute(sql.SQL("select id, xmax::text from {}").format(table)).fetchall())
+    after = dict(db.rows(sql.SQL("select id, xmin::text from {}").format(table)))
+    assert before == after
 
 
 @pytest.mark.requirement("L2")

@@ -23,6 +23,7 @@ from tests.domain import (
     set_job,
     start_run,
     statuses,
+    transition,
 )
 from tests.servers import Database
 
@@ -307,11 +308,8 @@ def test_the_transition_leaves_alone_what_is_no_longer_active_or_due(db: Databas
         add_leads(db, status="Archived")[0],
     )
     gone = UUID(int=7)
-    expired = db.value(
-        "select crm.expire_leads(%s, now(), gen_random_uuid())", ([ahead, archived, gone, due],)
-    )
-    assert expired == [due]
-    assert db.value("select crm.expire_leads(%s, now(), gen_random_uuid())", ([due],)) == []
+    assert transition(db, "Lead", [ahead, archived, gone, due]) == [due]
+    assert transition(db, "Lead", [due]) == []
     assert [event["aggregate_id"] for event in events(db)] == [due]
 
 

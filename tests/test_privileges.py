@@ -46,6 +46,7 @@ MAY_EXECUTE: Final = {
     "expiration.check_batch": NOBODY,
     "expiration.check_job": MONITOR,
     "expiration.claim_failed": NOBODY,
+    "expiration.claim_items": NOBODY,
     "expiration.close_run": NOBODY,
     "expiration.count_due": NOBODY,
     "expiration.cron_install": RUNNER,
@@ -55,7 +56,8 @@ MAY_EXECUTE: Final = {
     "expiration.cron_uninstall": RUNNER,
     "expiration.current_driver": RUNNER,
     "expiration.errors": MONITOR,
-    "expiration.expire_claimed": NOBODY,
+    "expiration.expire_batch": NOBODY,
+    "expiration.expire_in_parts": NOBODY,
     "expiration.expire_items": NOBODY,
     "expiration.fingerprint": MONITOR,
     "expiration.finish_run": RUNNER,
@@ -82,6 +84,7 @@ MAY_EXECUTE: Final = {
     "expiration.run_upkeep": RUNNER,
     "expiration.schema_version": MONITOR,
     "expiration.set_job": OPERATOR,
+    "expiration.split": NOBODY,
     "expiration.start_run": RUNNER,
     "expiration.stop": OPERATOR,
     "outbox.make_partitions": RUNNER,
@@ -141,6 +144,7 @@ VALUES: Final = {
     "text[]": "array['actor', 'x']",
     "interval": "interval '1 hour'",
     "timestamp with time zone": "(now() - interval '1 day')",
+    "expiration.claim": "row('{}', '{}', true, '{}', '{}')",
 }
 NAMED_VALUES: Final = {
     "job": "'lead-expiration'",

@@ -601,6 +601,24 @@ def test_each_reason_that_run_batch_gives_ends_a_run_in_its_own_status(
     assert finish_run(driver, run["id"], reason)["status"] == status
 
 
+def test_a_phase_whose_last_batch_was_full_is_looked_at_once_more_and_then_left(db: Database) -> None:
+    add_bookings(db, 4)
+    add_bookings(db, 6, phase="Booking")
+    set_job(db, BOOKINGS, batch_size=2, max_batches_per_cycle=100)
+    run = drive(db.connect("crm_runner"), BOOKINGS)
+    assert (run["status"], run["reason"], run["expired"]) == ("completed", "drained", 10)
+    assert db.rows(
+        "select phase, step, expired, drained from expiration.batch where run_id = %s order by number",
+        (run["id"],),
+    ) == [
+        ("Reserve", "claim", 2, False),
+        ("Reserve", "claim", 2, True),
+        ("Booking", "claim", 2, False),
+        ("Booking", "claim", 2, False),
+        ("Booking", "claim", 2, True),
+    ]
+
+
 @pytest.mark.requirement("L3", "L4", "L7")
 def test_a_run_keeps_the_settings_it_was_started_with(db: Database) -> None:
     add_leads(db, 30)

@@ -14,25 +14,31 @@ set jit = off
 set plan_cache_mode = force_generic_plan
 as $function$
 declare
+    v_none_failed boolean;
     v_claim expiration.claim;
 begin
     -- @plpgsql_check_options: performance_warnings = off
     -- (it takes a function that locks rows for one that could be stable)
+    v_none_failed := not exists (
+        select from expiration.failed_item as f where f.job = 'booking-expiration' and f.phase = claim_bookings.phase
+    );
     -- two statements, since each phase has its own partial index; the marker is a scalar subquery, since a join
     -- could cost the ordered index scan
     if claim_bookings.phase = 'Reserve' then
         select
             array_agg(c.id),
-            array_agg(c.deadline)
-        into v_claim.ids, v_claim.deadlines
+            array_agg(c.deadline),
+            array_agg(c.ctid),
+            array_agg(c.status)
+        into v_claim.ids, v_claim.deadlines, v_claim.row_ids, v_claim.statuses
         from (
-            select b.id, b.reserve_expires_at as deadline
+            select b.id, b.reserve_expires_at as deadline, b.ctid, b.status
             from crm.bookings as b
             where
                 b.status in ('Reserved', 'AwaitingPayment')
                 and b.reserve_expires_at < claim_bookings.as_of
                 and (b.reserve_expires_at, b.id) > (claim_bookings.after_deadline, claim_bookings.after_id)
-                and (
+                and (v_none_failed or (
                     select true
                     from expiration.failed_item as f
                     where
@@ -40,7 +46,7 @@ begin
                         and f.phase = 'Reserve'
                         and f.item_id = b.id
                         and f.row_xmin = b.xmin
-                ) is null
+                ) is null)
             order by b.reserve_expires_at, b.id
             limit claim_bookings.batch_size
             for no key update skip locked
@@ -48,16 +54,18 @@ begin
     else
         select
             array_agg(c.id),
-            array_agg(c.deadline)
-        into v_claim.ids, v_claim.deadlines
+            array_agg(c.deadline),
+            array_agg(c.ctid),
+            array_agg(c.status)
+        into v_claim.ids, v_claim.deadlines, v_claim.row_ids, v_claim.statuses
         from (
-            select b.id, b.booking_expires_at as deadline
+            select b.id, b.booking_expires_at as deadline, b.ctid, b.status
             from crm.bookings as b
             where
                 b.status = 'Booked'
                 and b.booking_expires_at < claim_bookings.as_of
                 and (b.booking_expires_at, b.id) > (claim_bookings.after_deadline, claim_bookings.after_id)
-                and (
+                and (v_none_failed or (
                     select true
                     from expiration.failed_item as f
                     where
@@ -65,7 +73,7 @@ begin
                         and f.phase = 'Booking'
                         and f.item_id = b.id
                         and f.row_xmin = b.xmin
-                ) is null
+                ) is null)
             order by b.booking_expires_at, b.id
             limit claim_bookings.batch_size
             for no key update skip locked

@@ -1,6 +1,6 @@
 create or replace function crm.expire_bookings(
     phase text,
-    ids uuid[],
+    claim expiration.claim,
     as_of timestamptz,
     run_id uuid,
     batch_number integer default 1,
@@ -34,7 +34,7 @@ begin
                 updated_at = expire_bookings.as_of,
                 version = b.version + 1
             from crm.bookings as before
-            where b.id = any(expire_bookings.ids) and before.id = b.id and before.status = any(v_from)
+            where b.id = any((expire_bookings.claim).ids) and before.id = b.id and before.status = any(v_from)
             returning b.id, b.tenant_id, b.deal_id, before.status as from_status
         ),
 
@@ -59,34 +59,32 @@ begin
     -- the same for the whole batch, so made once and not a row
     v_expired_at := outbox.utc(expire_bookings.as_of);
     v_traceparent := outbox.traceparent(expire_bookings.run_id, expire_bookings.batch_number);
-    -- locked first, so that the status before is the one that the guard has seen
-    with due as materialized (
-        select b.id, b.status
-        from unnest(expire_bookings.ids) as claimed (id)
-        inner join crm.bookings as b on claimed.id = b.id
-        where
-            b.status = any(v_from)
-            and case when b.status = 'Booked' then b.booking_expires_at else b.reserve_expires_at end
-            < expire_bookings.as_of
-        for no key update of b
-    ),
-
-    expired as (
+    with expired as (
         update crm.bookings as b
         set
             status = v_to,
             expired_at = expire_bookings.as_of,
             updated_at = expire_bookings.as_of,
             version = b.version + 1
-        from due as d
-        where b.id = d.id
+        from
+            unnest(
+                (expire_bookings.claim).ids, (expire_bookings.claim).row_ids, (expire_bookings.claim).statuses
+            ) as claimed (id, row_id, status)
+        where
+            -- where the claim has locked it; the id, since in a partitioned table the same place is there many times
+            b.ctid = claimed.row_id
+            and b.id = claimed.id
+            and b.status = claimed.status
+            and b.status = any(v_from)
+            and case when b.status = 'Booked' then b.booking_expires_at else b.reserve_expires_at end
+            < expire_bookings.as_of
         returning
             b.id,
             b.tenant_id,
             b.deal_id,
             b.property_object_id,
-            d.status as from_status,
-            case when d.status = 'Booked' then b.booking_expires_at else b.reserve_expires_at end as deadline
+            claimed.status as from_status,
+            case when claimed.status = 'Booked' then b.booking_expires_at else b.reserve_expires_at end as deadline
     ),
 
     events as (
@@ -139,5 +137,5 @@ begin
 end
 $function$;
 
-comment on function crm.expire_bookings(text, uuid[], timestamptz, uuid, integer, boolean) is
-'Expire(as_of) for these bookings in a phase: those still active and past that phase''s deadline become ReserveExpired or BookingExpired, each with its event, timeline card and audit row; the others are left alone (INV-BKG-5, INV-BKG-8). Returns the ids that expired. rehearsal leaves the outbox out, to learn whether the fault is its or the row''s, and is for a subtransaction that is rolled back.';
+comment on function crm.expire_bookings(text, expiration.claim, timestamptz, uuid, integer, boolean) is
+'Expire(as_of) for the bookings of a claim of a phase, which this transaction has locked: those still active and past that phase''s deadline become ReserveExpired or BookingExpired, each with its event, timeline card and audit row; the others are left alone (INV-BKG-5, INV-BKG-8). Returns the ids that expired. rehearsal leaves the outbox out, to learn whether the fault is its or the row''s, and is for a subtransaction that is rolled back.';

@@ -13,7 +13,6 @@ as $function$
 declare
     v_started_at constant timestamptz := clock_timestamp();
     v_run_id constant uuid := coalesce(expire_bookings_batch.run_id, gen_random_uuid());
-    v_claim expiration.claim;
     v_result expiration.batch_result;
 begin
     if phase is null then
@@ -22,8 +21,9 @@ begin
         perform expiration.raise_error('unknown_phase', phase);
     end if;
     perform expiration.check_batch('crm.expire_bookings_batch', as_of, batch_size, batch_number, after_deadline, after_id);
-    v_claim := crm.claim_bookings(phase, as_of, batch_size, after_deadline, after_id);
-    v_result := expiration.expire_claimed('booking-expiration', phase, v_claim, as_of, v_run_id, batch_number);
+    v_result := expiration.expire_batch(
+        'booking-expiration', phase, 'claim', as_of, batch_size, v_run_id, batch_number, after_deadline, after_id
+    );
     -- what is still due in the batch's range was held by somebody else
     v_result.skipped_locked := expiration.count_due(
         'booking-expiration', phase, as_of, after_deadline, after_id,

@@ -1,5 +1,5 @@
 create or replace function crm.expire_leads(
-    ids uuid[],
+    claim expiration.claim,
     as_of timestamptz,
     run_id uuid,
     batch_number integer default 1,
@@ -27,7 +27,7 @@ begin
                 expired_at = expire_leads.as_of,
                 updated_at = expire_leads.as_of,
                 version = l.version + 1
-            where l.id = any(expire_leads.ids) and case when l.status = 'Active' then true end
+            where l.id = any((expire_leads.claim).ids) and case when l.status = 'Active' then true end
             returning l.id, l.tenant_id
         )
 
@@ -50,10 +50,12 @@ begin
             expired_at = expire_leads.as_of,
             updated_at = expire_leads.as_of,
             version = l.version + 1
-        from unnest(expire_leads.ids) as claimed (id)
+        from unnest((expire_leads.claim).ids, (expire_leads.claim).row_ids) as claimed (id, row_id)
         where
-            l.id = claimed.id
-            -- as a case, lest a plan made on stale statistics walks the index of the deadlines for ids that it has
+            -- where the claim has locked it; the id, since in a partitioned table the same place is there many times
+            l.ctid = claimed.row_id
+            and l.id = claimed.id
+            -- as a case, lest a plan made on stale statistics walks the index of the deadlines
             and case when l.status = 'Active' then l.expires_at < expire_leads.as_of end
         returning l.id, l.tenant_id, l.executor_agent_user_id, l.primary_investor_user_id, l.expires_at
     ),
@@ -98,5 +100,5 @@ begin
 end
 $function$;
 
-comment on function crm.expire_leads(uuid[], timestamptz, uuid, integer, boolean) is
-'Expire(as_of) for these leads: those still Active and past their deadline become Expired, with one event and one audit row each; the others are left alone (INV-LEAD-4). Returns the ids that expired. rehearsal leaves the outbox out, to learn whether the fault is its or the row''s, and is for a subtransaction that is rolled back.';
+comment on function crm.expire_leads(expiration.claim, timestamptz, uuid, integer, boolean) is
+'Expire(as_of) for the leads of a claim, which this transaction has locked: those still Active and past their deadline become Expired, with one event and one audit row each; the others are left alone (INV-LEAD-4). Returns the ids that expired. rehearsal leaves the outbox out, to learn whether the fault is its or the row''s, and is for a subtransaction that is rolled back.';

@@ -12,12 +12,12 @@ as $function$
 declare
     v_started_at constant timestamptz := clock_timestamp();
     v_run_id constant uuid := coalesce(expire_leads_batch.run_id, gen_random_uuid());
-    v_claim expiration.claim;
     v_result expiration.batch_result;
 begin
     perform expiration.check_batch('crm.expire_leads_batch', as_of, batch_size, batch_number, after_deadline, after_id);
-    v_claim := crm.claim_leads(as_of, batch_size, after_deadline, after_id);
-    v_result := expiration.expire_claimed('lead-expiration', 'Lead', v_claim, as_of, v_run_id, batch_number);
+    v_result := expiration.expire_batch(
+        'lead-expiration', 'Lead', 'claim', as_of, batch_size, v_run_id, batch_number, after_deadline, after_id
+    );
     -- what is still due in the batch's range was held by somebody else
     v_result.skipped_locked := expiration.count_due(
         'lead-expiration', 'Lead', as_of, after_deadline, after_id,

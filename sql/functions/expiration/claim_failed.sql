@@ -53,19 +53,30 @@ begin
     get diagnostics v_resolved = row_count;
 
     if claim_failed.phase = 'Lead' then
-        select array_agg(c.id order by c.deadline, c.id), array_agg(c.deadline order by c.deadline, c.id)
-        into v_claim.ids, v_claim.deadlines
+        select
+            array_agg(c.id order by c.deadline, c.id),
+            array_agg(c.deadline order by c.deadline, c.id),
+            array_agg(c.ctid order by c.deadline, c.id)
+        into v_claim.ids, v_claim.deadlines, v_claim.row_ids
         from (
-            select l.id, l.expires_at as deadline
+            select l.id, l.expires_at as deadline, l.ctid
             from crm.leads as l
             where l.id = any(v_due) and l.status = 'Active' and l.expires_at < claim_failed.as_of
             for no key update skip locked
         ) as c;
     else
-        select array_agg(c.id order by c.deadline, c.id), array_agg(c.deadline order by c.deadline, c.id)
-        into v_claim.ids, v_claim.deadlines
+        select
+            array_agg(c.id order by c.deadline, c.id),
+            array_agg(c.deadline order by c.deadline, c.id),
+            array_agg(c.ctid order by c.deadline, c.id),
+            array_agg(c.status order by c.deadline, c.id)
+        into v_claim.ids, v_claim.deadlines, v_claim.row_ids, v_claim.statuses
         from (
-            select b.id, case when b.status = 'Booked' then b.booking_expires_at else b.reserve_expires_at end as deadline
+            select
+                b.id,
+                case when b.status = 'Booked' then b.booking_expires_at else b.reserve_expires_at end as deadline,
+                b.ctid,
+                b.status
             from crm.bookings as b
             where
                 b.id = any(v_due)

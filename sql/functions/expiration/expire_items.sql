@@ -1,6 +1,6 @@
 create or replace function expiration.expire_items(
     phase text,
-    ids uuid[],
+    claim expiration.claim,
     as_of timestamptz,
     run_id uuid,
     batch_number integer,
@@ -11,11 +11,11 @@ set search_path = pg_catalog, pg_temp
 as $function$
 begin
     if expire_items.phase = 'Lead' then
-        return crm.expire_leads(ids, as_of, run_id, batch_number, rehearsal);
+        return crm.expire_leads(claim, as_of, run_id, batch_number, rehearsal);
     end if;
-    return crm.expire_bookings(phase, ids, as_of, run_id, batch_number, rehearsal);
+    return crm.expire_bookings(phase, claim, as_of, run_id, batch_number, rehearsal);
 end
 $function$;
 
-comment on function expiration.expire_items(text, uuid[], timestamptz, uuid, integer, boolean) is
+comment on function expiration.expire_items(text, expiration.claim, timestamptz, uuid, integer, boolean) is
 'The transition of a phase: crm.expire_leads or crm.expire_bookings.';

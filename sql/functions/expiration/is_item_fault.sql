@@ -1,6 +1,6 @@
 create or replace function expiration.is_item_fault(
     phase text,
-    item_id uuid,
+    claim expiration.claim,
     as_of timestamptz,
     run_id uuid,
     schema_name text
@@ -16,8 +16,8 @@ begin
         return false;
     end if;
     begin
-        perform expiration.expire_items(phase, array[item_id], as_of, run_id, 0, rehearsal => true);
-        perform expiration.raise_error('rehearsal_passed', item_id::text);
+        perform expiration.expire_items(phase, claim, as_of, run_id, 0, rehearsal => true);
+        perform expiration.raise_error('rehearsal_passed', (claim).ids[1]::text);
         return null;
     exception
         when others then
@@ -33,5 +33,5 @@ begin
 end
 $function$;
 
-comment on function expiration.is_item_fault(text, uuid, timestamptz, uuid, text) is
-'Whether a failure may be blamed on the item: its transition without the outbox must fail too, by a SQLSTATE of the allow-list (is_item_sqlstate). Everything else is the system''s fault and raises or returns false.';
+comment on function expiration.is_item_fault(text, expiration.claim, timestamptz, uuid, text) is
+'Whether a failure may be blamed on the one item of the claim: its transition without the outbox must fail too, by a SQLSTATE of the allow-list (is_item_sqlstate). Everything else is the system''s fault and raises or returns false.';

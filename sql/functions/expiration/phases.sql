@@ -1,8 +1,7 @@
 create or replace function expiration.phases(job text)
 returns table (phase text, ordinal integer)
 language sql immutable parallel safe
-set search_path = pg_catalog, pg_temp
-as $function$
+begin atomic
     select p.phase, p.ordinal
     from (values
         ('lead-expiration', 'Lead', 1),
@@ -10,8 +9,8 @@ as $function$
         ('booking-expiration', 'Booking', 2)
     ) as p (job, phase, ordinal)
     where p.job = phases.job
-    order by p.ordinal
-$function$;
+    order by p.ordinal;
+end;
 
 comment on function expiration.phases(text) is
 'The phases of a job in the order in which a cycle goes through them.';

@@ -86,13 +86,9 @@ begin
                     nullif(greatest(v_left, 0), 0)
                 )::integer;
                 continue when v_last.drained or v_size <= 0;
-                v_result := expiration.expire_claimed(
-                    v_run.job,
-                    v_phase.phase,
-                    expiration.claim_failed(v_run.job, v_phase.phase, v_run.as_of, v_run.started_at, v_size),
-                    v_run.as_of,
-                    v_run.id,
-                    v_number
+                v_result := expiration.expire_batch(
+                    v_run.job, v_phase.phase, 'retry', v_run.as_of, v_size, v_run.id, v_number,
+                    failed_before => v_run.started_at
                 );
                 v_last.retry_failures := v_last.retry_failures + v_result.failed;
                 -- nothing came of it, not even a failure (a trigger that suppresses the change): once a cycle will do
@@ -100,7 +96,13 @@ begin
                     or v_result.claimed > 0 and v_result.expired = 0 and v_result.failed = 0;
                 v_capped := false;
             end if;
-            continue when v_result.claimed = 0 and v_result.skipped_locked = 0 and v_result.drained;
+            if v_result.claimed = 0 and v_result.skipped_locked = 0 and v_result.drained then
+                -- the batch before was full and the last, as is known only now: not looked for again
+                update expiration.batch as b
+                set drained = true
+                where b.run_id = v_run.id and b.number = v_last.number and v_last.step = v_step;
+                continue;
+            end if;
 
             insert into expiration.batch (
                 run_id, number, phase, step, started_at, claimed, expired, failed, skipped_locked, drained, capped,

@@ -1,6 +1,5 @@
 create or replace function outbox.traceparent(run_id uuid, batch_number integer) returns text
 language sql immutable strict parallel safe
-set search_path = pg_catalog, pg_temp
 return '00-' || replace(run_id::text, '-', '')
 || '-' || substr(md5(run_id::text || ':' || batch_number::text), 1, 16)
 || '-01';

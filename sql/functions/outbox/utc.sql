@@ -1,6 +1,5 @@
 create or replace function outbox.utc(instant timestamptz) returns text
 language sql stable strict parallel safe
-set search_path = pg_catalog, pg_temp
 return to_char(instant at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"');
 
 comment on function outbox.utc(timestamptz) is
