@@ -476,7 +476,7 @@ def test_a_row_that_moved_after_the_claims_snapshot_and_is_still_due_expires_fro
 @pytest.mark.requirement("L9")
 @pytest.mark.parametrize("phase", ["Lead", *PHASES])
 def test_a_batch_makes_no_multixact(db: Database, phase: str) -> None:
-    """The version that expired bears the id of the transaction that made the new one, not a MultiXact of two."""
+    """The version that expired bears the id of the transaction that made the new one, not one of two."""
     add_items(db, phase, 20)
     table = sql.Identifier("crm", "leads" if phase == "Lead" else "bookings")
     reader = db.connect(autocommit=False)
