@@ -3,7 +3,7 @@
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
-CHECKED = $(wildcard pyrunner tests benchmarks docs)
+CHECKED = $(wildcard pyrunner consumers tests benchmarks docs)
 # each test process has a server of its own; one that was given is not shared, since roles belong to the whole server
 WORKERS ?= $(if $(PYRUNNER_TEST_DSN),0,2)
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(if $(PG),--pg $(PG))
@@ -31,6 +31,10 @@ test: setup ## run all tests (PG=16 takes another PostgreSQL; ARGS='-k lead -x' 
 test-quick: setup ## run the tests that take seconds
 	@$(PYTEST) -m 'not slow' $(ARGS)
 
+.PHONY: test-cdc
+test-cdc: setup ## run the tests that start Kafka, Kafka Connect with Debezium and PostgreSQL
+	@$(PYTEST) -m kafka $(ARGS)
+
 .PHONY: lint
 lint: setup ## check style, format and types
 	@$(BIN)/ruff check --quiet .
@@ -46,6 +50,10 @@ format: setup ## format the Python code and mend what the linter can
 .PHONY: bench
 bench: setup ## measure speed and memory beside hand-written loops (minutes)
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+.PHONY: bench-cdc
+bench-cdc: setup ## measure the way from the outbox to a Kafka consumer (minutes)
+	@$(BIN)/python -m benchmarks.cdc $(ARGS)
 
 .PHONY: docs
 docs: setup ## write the reference pages anew from the comments in the database
@@ -69,4 +77,4 @@ lock: ## write requirements.lock anew from pyproject.toml (UPGRADE=1 takes newer
 clean: ## stop the demo's server and remove what make has made
 	@if [ -x $(BIN)/pyrunner ]; then $(BIN)/pyrunner demo --remove >/dev/null || echo 'clean: the demo in .pyrunner was left alone' >&2; fi
 	@rm -rf .venv .cache .setup.lock dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	@find pyrunner tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	@find pyrunner consumers tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -12,9 +12,11 @@ PAGE = Path(__file__).with_name("reference.md")
 SCHEMAS = {
     "expiration": "the engine: settings, runs, batches, failed items, and what drives them",
     "crm": "the domain: leads, bookings, their transitions, the managers' commands",
-    "outbox": "the events, append only",
+    "outbox": "the events, append only; slots, retention, replay",
+    "chessboard": "what the consumer chessboard keeps",
+    "notifications": "what the consumer notifications keeps",
 }
-ROLES = ("crm_app", "crm_monitor", "crm_runner", "crm_operator")
+ROLES = ("crm_app", "crm_monitor", "crm_runner", "crm_operator", "crm_chessboard", "crm_notifications")
 
 ERRORS: LiteralString = "select sqlstate, name, message, hint from expiration.errors() order by sqlstate"
 

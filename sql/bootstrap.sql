@@ -11,7 +11,9 @@ begin
             ('crm_runner', 'Runs the expiration jobs: pg_cron, pyrunner, or a DBA by hand.'),
             ('crm_operator', 'Runs the jobs, pauses, resumes and stops them, changes settings, retries failed items.'),
             ('crm_monitor', 'Reads runs, batches, failed items and status; changes nothing.'),
-            ('crm_app', 'The CRM itself: managers'' commands and the readers of leads and bookings.')
+            ('crm_app', 'The CRM itself: managers'' commands and the readers of leads and bookings.'),
+            ('crm_chessboard', 'The consumer chessboard: frees property objects, in schema chessboard alone.'),
+            ('crm_notifications', 'The consumer notifications: files and sends notices, in schema notifications alone.')
         ) as wanted (name, purpose)
     loop
         if not exists (select from pg_catalog.pg_roles r where r.rolname = v_role.name) then
@@ -79,6 +81,8 @@ $bootstrap$;
 create schema if not exists crm authorization crm_owner;
 create schema if not exists outbox authorization crm_owner;
 create schema if not exists expiration authorization crm_owner;
+create schema if not exists chessboard authorization crm_owner;
+create schema if not exists notifications authorization crm_owner;
 
 do $comments$
 declare
@@ -89,7 +93,9 @@ begin
         from (values
             ('crm', 'The domain: leads, bookings and what hangs on them; their transitions, batches and commands.'),
             ('outbox', 'Integration events: append only, partitioned by day, read from the log by Debezium.'),
-            ('expiration', 'The engine: settings, runs, batches and failed items of the jobs; run protocol and views.')
+            ('expiration', 'The engine: settings, runs, batches and failed items of the jobs; run protocol and views.'),
+            ('chessboard', 'The consumer chessboard: which property objects of expired bookings are for sale again.'),
+            ('notifications', 'The consumer notifications: notices to agents.')
         ) as ours (name, purpose)
     loop
         -- a schema that was there before us keeps its owner and its comment
@@ -116,7 +122,7 @@ begin
         select n.nspname
         from pg_catalog.pg_namespace as n
         where
-            n.nspname in ('crm', 'outbox', 'expiration')
+            n.nspname in ('crm', 'outbox', 'expiration', 'chessboard', 'notifications')
             and not pg_catalog.has_schema_privilege('crm_owner', n.oid, 'usage, create')
     loop
         execute pg_catalog.format('grant usage, create on schema %I to crm_owner', v_schema);

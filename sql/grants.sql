@@ -8,18 +8,18 @@ begin
     for v_object in
         select 'schema' as kind, n.oid::regnamespace::text as name
         from pg_namespace as n
-        where n.nspname in ('crm', 'outbox', 'expiration') and n.nspowner = 'crm_owner'::regrole
+        where n.nspname in ('crm', 'outbox', 'expiration', 'chessboard', 'notifications') and n.nspowner = 'crm_owner'::regrole
         union all
         select 'routine', p.oid::regprocedure::text
         from pg_proc as p
         inner join pg_namespace as n on p.pronamespace = n.oid
-        where n.nspname in ('crm', 'outbox', 'expiration') and p.proowner = 'crm_owner'::regrole
+        where n.nspname in ('crm', 'outbox', 'expiration', 'chessboard', 'notifications') and p.proowner = 'crm_owner'::regrole
         union all
         select 'table', c.oid::regclass::text
         from pg_class as c
         inner join pg_namespace as n on c.relnamespace = n.oid
         where
-            n.nspname in ('crm', 'outbox', 'expiration')
+            n.nspname in ('crm', 'outbox', 'expiration', 'chessboard', 'notifications')
             and c.relowner = 'crm_owner'::regrole
             and c.relkind in ('r', 'p', 'v', 'S')
     loop
@@ -29,11 +29,12 @@ end
 $public$;
 
 -- monitor: sees runs, batches, failed items, settings, the outbox's partitions; no domain data but ids
-grant usage on schema expiration, outbox to crm_monitor;
+grant usage on schema expiration, outbox, chessboard, notifications to crm_monitor;
 grant select on
     expiration.job, expiration.run, expiration.batch, expiration.failed_item, expiration.purged_batch_total,
     expiration.purged_run_total, expiration.status, expiration.history, expiration.failed, expiration.log_event,
-    expiration.batch_total, expiration.run_total, outbox.partition, outbox.settings
+    expiration.batch_total, expiration.run_total, outbox.partition, outbox.settings, outbox.slot, outbox.slot_status,
+    outbox.replay_log, chessboard.parked_total, notifications.parked_total
 to crm_monitor;
 grant execute on function
     expiration.schema_version(), expiration.errors(), expiration.phases(text),
@@ -59,6 +60,7 @@ grant execute on function
     expiration.cron_install(),
     expiration.cron_uninstall(),
     outbox.make_partitions(integer),
+    outbox.drop_partitions(),
     crm.expire_leads_batch(timestamptz, integer, uuid, integer, timestamptz, uuid),
     crm.expire_bookings_batch(text, timestamptz, integer, uuid, integer, timestamptz, uuid)
 to crm_runner;
@@ -70,7 +72,11 @@ grant execute on function
     expiration.resume(text),
     expiration.stop(text),
     expiration.retry_failed(text, uuid),
-    expiration.set_job(text, interval, integer, integer, interval, integer, integer, interval, interval)
+    expiration.set_job(text, interval, integer, integer, interval, integer, integer, interval, interval),
+    outbox.preview_replay(uuid[], uuid, text, timestamptz, timestamptz),
+    outbox.replay(text, uuid[], uuid, text, timestamptz, timestamptz, integer),
+    outbox.register_slot(text, text, text),
+    outbox.forget_slot(text)
 to crm_operator;
 
 -- app: the CRM's own work; the jobs' tables are none of its business
@@ -104,6 +110,23 @@ grant execute on function
     crm.reserve_property(uuid, uuid, uuid, timestamptz, text, uuid),
     crm.extend_lead(uuid, integer, timestamptz, text, uuid)
 to crm_app;
+
+-- consumers: each its own schema's functions and what they have put aside
+grant usage on schema chessboard to crm_chessboard;
+grant select on chessboard.release, chessboard.parked, chessboard.parked_total to crm_chessboard;
+grant execute on function
+    chessboard.free_property(uuid, uuid, uuid, uuid, text, timestamptz, text),
+    chessboard.park(text, integer, bigint, uuid, text, jsonb, bytea, text)
+to crm_chessboard;
+grant usage on schema notifications to crm_notifications;
+grant select on notifications.notice, notifications.parked, notifications.parked_total to crm_notifications;
+grant execute on function
+    notifications.file_notice(uuid, uuid, uuid, uuid, timestamptz, text),
+    notifications.park(text, integer, bigint, uuid, text, jsonb, bytea, text),
+    notifications.take_unsent(integer),
+    notifications.mark_sent(uuid),
+    notifications.mark_failed(uuid, text)
+to crm_notifications;
 
 -- ready at once: today's partition and those of the days ahead; upkeep makes the next ones
 do $partitions$

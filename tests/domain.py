@@ -272,6 +272,16 @@ def transition(where: Where, phase: str, ids: Sequence[UUID]) -> list[UUID]:
     return list(expired)
 
 
+def release(where: Where) -> None:
+    """What the chessboard does about all bookings that have expired."""
+    run(
+        where,
+        "insert into chessboard.release (booking_id, property_object_id, tenant_id, phase, expired_at)"
+        " select id, property_object_id, tenant_id, replace(status, 'Expired', ''), updated_at from crm.bookings"
+        " where status in ('ReserveExpired', 'BookingExpired') on conflict do nothing",
+    )
+
+
 def drive(connection: Connection, job: str, **arguments: Any) -> dict[str, Any]:
     """One cycle as a driver does it that calls batch by batch, a transaction each; the run that it was."""
     run = start_run(connection, job, **arguments)

@@ -8,12 +8,18 @@ SET check_function_bodies = false;
 SET xmloption = content;
 SET client_min_messages = warning;
 SET row_security = off;
+CREATE SCHEMA chessboard;
+ALTER SCHEMA chessboard OWNER TO crm_owner;
+COMMENT ON SCHEMA chessboard IS 'The consumer chessboard: which property objects of expired bookings are for sale again.';
 CREATE SCHEMA crm;
 ALTER SCHEMA crm OWNER TO crm_owner;
 COMMENT ON SCHEMA crm IS 'The domain: leads, bookings and what hangs on them; their transitions, batches and commands.';
 CREATE SCHEMA expiration;
 ALTER SCHEMA expiration OWNER TO crm_owner;
 COMMENT ON SCHEMA expiration IS 'The engine: settings, runs, batches and failed items of the jobs; run protocol and views.';
+CREATE SCHEMA notifications;
+ALTER SCHEMA notifications OWNER TO crm_owner;
+COMMENT ON SCHEMA notifications IS 'The consumer notifications: notices to agents.';
 CREATE SCHEMA outbox;
 ALTER SCHEMA outbox OWNER TO crm_owner;
 COMMENT ON SCHEMA outbox IS 'Integration events: append only, partitioned by day, read from the log by Debezium.';
@@ -56,6 +62,44 @@ CREATE TYPE expiration.claim AS (
 );
 ALTER TYPE expiration.claim OWNER TO crm_owner;
 COMMENT ON TYPE expiration.claim IS 'Items locked for a batch, in deadline order: their deadlines, where the locked rows lie (ctid), the states of bookings; and whether the batch is full, so that more may be due behind it.';
+CREATE FUNCTION chessboard.free_property(event_id uuid, booking_id uuid, property_object_id uuid, tenant_id uuid, phase text, expired_at timestamp with time zone, topic text DEFAULT 'pin.crm.booking-expired.v1'::text) RETURNS boolean
+    LANGUAGE plpgsql STRICT SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    insert into chessboard.inbox as i (event_id, topic)
+    values (free_property.event_id, free_property.topic)
+    on conflict on constraint inbox_pkey do nothing;
+    if not found then
+        return false;
+    end if;
+    insert into chessboard.release as r (booking_id, property_object_id, tenant_id, phase, event_id, expired_at)
+    values (
+        free_property.booking_id, free_property.property_object_id, free_property.tenant_id, free_property.phase,
+        free_property.event_id, free_property.expired_at
+    )
+    on conflict on constraint release_pkey do nothing;
+    return true;
+end
+$$;
+ALTER FUNCTION chessboard.free_property(event_id uuid, booking_id uuid, property_object_id uuid, tenant_id uuid, phase text, expired_at timestamp with time zone, topic text) OWNER TO crm_owner;
+COMMENT ON FUNCTION chessboard.free_property(event_id uuid, booking_id uuid, property_object_id uuid, tenant_id uuid, phase text, expired_at timestamp with time zone, topic text) IS 'What the chessboard does about a BookingExpiredEvent: the property object that the booking kept is for sale again. Returns false where the event has had its effect before. The same booking by another event changes nothing more.';
+CREATE FUNCTION chessboard.park(topic text, partition integer, kafka_offset bigint, event_id uuid, message_key text, headers jsonb, value bytea, reason text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    insert into chessboard.parked (topic, partition, kafka_offset, event_id, message_key, headers, value, reason)
+    values (
+        park.topic, park.partition, park.kafka_offset, park.event_id, park.message_key, coalesce(park.headers, '{}'),
+        park.value, park.reason
+    )
+    on conflict on constraint parked_once do nothing;
+    return found;
+end
+$$;
+ALTER FUNCTION chessboard.park(topic text, partition integer, kafka_offset bigint, event_id uuid, message_key text, headers jsonb, value bytea, reason text) OWNER TO crm_owner;
+COMMENT ON FUNCTION chessboard.park(topic text, partition integer, kafka_offset bigint, event_id uuid, message_key text, headers jsonb, value bytea, reason text) IS 'Puts aside a message that cannot be understood, with the reason; once, however often it is tried.';
 SET default_tablespace = '';
 SET default_table_access_method = heap;
 CREATE TABLE crm.bookings (
@@ -811,11 +855,22 @@ begin
             end if;
             perform expiration.raise_error('property_not_available', property_object_id::text);
     end;
+    -- after the insert, whose wait for an expiration that was being written this statement sees the end of
+    if exists (
+        select
+        from crm.bookings as b
+        where
+            b.property_object_id = reserve_property.property_object_id
+            and b.status in ('ReserveExpired', 'BookingExpired')
+            and not exists (select from chessboard.release as r where r.booking_id = b.id)
+    ) then
+        perform expiration.raise_error('property_not_available', property_object_id::text);
+    end if;
     return crm.record_command(v_booking, 'Reserve', 'PropertyReserved', null, actor, correlation_id);
 end
 $$;
 ALTER FUNCTION crm.reserve_property(tenant_id uuid, deal_id uuid, property_object_id uuid, reserve_expires_at timestamp with time zone, actor text, correlation_id uuid) OWNER TO crm_owner;
-COMMENT ON FUNCTION crm.reserve_property(tenant_id uuid, deal_id uuid, property_object_id uuid, reserve_expires_at timestamp with time zone, actor text, correlation_id uuid) IS 'Manager''s command: reserves a property object for a deal until reserve_expires_at and returns the booking. Refused with CRM_PROPERTY_OBJECT_NOT_AVAILABLE (XP105) while another active booking keeps it; waits for one that is being written.';
+COMMENT ON FUNCTION crm.reserve_property(tenant_id uuid, deal_id uuid, property_object_id uuid, reserve_expires_at timestamp with time zone, actor text, correlation_id uuid) IS 'Manager''s command: reserves a property object for a deal until reserve_expires_at and returns the booking. Refused with CRM_PROPERTY_OBJECT_NOT_AVAILABLE (XP105) while another active booking keeps it, and after the expiration of one until the chessboard has freed it; waits for one that is being written.';
 CREATE FUNCTION expiration.batch_failed(run_id uuid, sqlstate text, error text) RETURNS TABLE(retry boolean, delay interval)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1375,6 +1430,16 @@ CREATE FUNCTION expiration.errors() RETURNS TABLE(sqlstate text, name text, mess
         'See the comment of the function: \df+ in psql.'),
     ('XP015', 'rehearsal_passed', 'item %s can be changed',
         'Internal: it ends a rehearsal and never reaches a caller.'),
+    ('XP016', 'slot_lost', 'replication slot %s of the outbox is %s: no partition is dropped, since the outbox may be the only copy',
+        'pyrunner cdc recover makes it anew and sends what was not delivered; where nobody reads it any more: outbox.forget_slot.'),
+    ('XP017', 'too_many_events', 'more than %s events match, so none is replayed',
+        'Narrow it down (see outbox.preview_replay), or give a larger max_events.'),
+    ('XP018', 'nothing_chosen', 'nothing says which events',
+        'Give event_ids, aggregate_id, topic, since or until.'),
+    ('XP019', 'no_such_event', 'no event of the outbox matches, so none is replayed',
+        'See outbox.preview_replay; what was dropped after outbox.settings.retention is gone.'),
+    ('XP020', 'publication_differs', 'publication %s publishes something else than INSERTs into outbox.event through its root',
+        'Drop it, or give another name.'),
     -- the domain's guards
     ('XP101', 'lead_not_found', 'there is no lead %s',
         'Look its id up in crm.leads.'),
@@ -1385,7 +1450,7 @@ CREATE FUNCTION expiration.errors() RETURNS TABLE(sqlstate text, name text, mess
     ('XP104', 'invalid_transition', 'CRM_INVALID_TRANSITION: %s %s is %s, so it cannot be changed by %s',
         'Terminal states never change; see the comments of the commands.'),
     ('XP105', 'property_not_available', 'CRM_PROPERTY_OBJECT_NOT_AVAILABLE: property object %s is kept by another booking',
-        'It becomes free once that booking has ended.')
+        'It becomes free once that booking has ended and, where it expired, the chessboard has taken note of that (chessboard.release).')
 $$;
 ALTER FUNCTION expiration.errors() OWNER TO crm_owner;
 COMMENT ON FUNCTION expiration.errors() IS 'Every SQLSTATE of our own, with its message (a format() template) and hint. Class XP: 0xx the engine, 1xx guards of the domain.';
@@ -1786,7 +1851,7 @@ CREATE FUNCTION expiration.loadable_objects() RETURNS TABLE(class oid, object oi
     ) as c (class, object, namespace, xmin, ctid)
     inner join pg_catalog.pg_namespace as n on c.namespace = n.oid
     cross join lateral pg_catalog.pg_identify_object(c.class, c.object, 0) as i
-    where n.nspname in ('crm', 'outbox', 'expiration')
+    where n.nspname in ('crm', 'outbox', 'expiration', 'chessboard', 'notifications')
 $$;
 ALTER FUNCTION expiration.loadable_objects() OWNER TO crm_owner;
 COMMENT ON FUNCTION expiration.loadable_objects() IS 'Functions, procedures, views and triggers in our schemas, whoever made them. stamp changes whenever the object is replaced.';
@@ -1805,6 +1870,7 @@ CREATE TABLE outbox.event (
     traceparent text,
     occurred_at timestamp with time zone DEFAULT now() NOT NULL,
     lsn pg_lsn DEFAULT pg_current_wal_insert_lsn() NOT NULL,
+    replay_id uuid,
     CONSTRAINT event_contract_version_is_positive CHECK ((contract_version >= 1)),
     CONSTRAINT event_is_routable CHECK (((topic <> ''::text) AND (event_type <> ''::text) AND (aggregate_type <> ''::text))),
     CONSTRAINT event_payload_is_object CHECK ((jsonb_typeof(payload) = 'object'::text))
@@ -1826,6 +1892,7 @@ COMMENT ON COLUMN outbox.event.correlation_id IS 'The run that caused it.';
 COMMENT ON COLUMN outbox.event.traceparent IS 'W3C trace context: the trace is the run, the parent span its batch.';
 COMMENT ON COLUMN outbox.event.occurred_at IS 'When it happened in the domain: the cut-off of the cycle.';
 COMMENT ON COLUMN outbox.event.lsn IS 'Position in the log at insertion: beyond a slot''s confirmed_flush_lsn it is not published yet.';
+COMMENT ON COLUMN outbox.event.replay_id IS 'The replay that appended the event once more; null at its first publication.';
 CREATE FUNCTION expiration.log_item(run_id uuid) RETURNS TABLE(at timestamp with time zone, event text, fields jsonb)
     LANGUAGE sql STABLE STRICT SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2437,7 +2504,7 @@ declare
 begin
     commit;
     -- one step that fails does not keep the others from being done; the first failure is raised at the end
-    foreach v_step in array array['make partitions', 'reap runs', 'purge history', 'purge history of pg_cron'] loop
+    foreach v_step in array array['make partitions', 'drop partitions', 'reap runs', 'purge history', 'purge history of pg_cron'] loop
         loop
             v_runs := 0;
             v_sqlstate := null;
@@ -2445,6 +2512,8 @@ begin
                 -- no CASE: it would compare by whatever = the caller's search_path finds
                 if v_step operator(pg_catalog.=) 'make partitions' then
                     perform outbox.make_partitions();
+                elsif v_step operator(pg_catalog.=) 'drop partitions' then
+                    perform outbox.drop_partitions();
                 elsif v_step operator(pg_catalog.=) 'reap runs' then
                     perform expiration.reap_runs();
                 elsif v_step operator(pg_catalog.=) 'purge history' then
@@ -2474,7 +2543,7 @@ begin
 end
 $$;
 ALTER PROCEDURE expiration.run_upkeep() OWNER TO crm_owner;
-COMMENT ON PROCEDURE expiration.run_upkeep() IS 'Keeps house, once an hour say: partitions of the outbox ahead, abandoned runs marked, old history purged, ours and pg_cron''s. Not inside a transaction block.';
+COMMENT ON PROCEDURE expiration.run_upkeep() IS 'Keeps house, once an hour say: partitions of the outbox made ahead and, once delivered and past their retention, dropped; abandoned runs marked, old history purged, ours and pg_cron''s. Not inside a transaction block.';
 CREATE FUNCTION expiration.schema_version() RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2710,6 +2779,216 @@ end
 $$;
 ALTER FUNCTION expiration.stop(job text) OWNER TO crm_owner;
 COMMENT ON FUNCTION expiration.stop(job text) IS 'Asks the runs of a job that are at work to stop: each ends after the batch in hand. The next tick runs again; pause keeps it from doing so. Returns the runs asked.';
+CREATE FUNCTION notifications.file_notice(event_id uuid, lead_id uuid, tenant_id uuid, agent_user_id uuid, expired_at timestamp with time zone, topic text DEFAULT 'pin.crm.lead-expired.v1'::text) RETURNS boolean
+    LANGUAGE plpgsql STRICT SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    insert into notifications.inbox as i (event_id, topic)
+    values (file_notice.event_id, file_notice.topic)
+    on conflict on constraint inbox_pkey do nothing;
+    if not found then
+        return false;
+    end if;
+    insert into notifications.notice (event_id, tenant_id, lead_id, agent_user_id, expired_at)
+    values (
+        file_notice.event_id, file_notice.tenant_id, file_notice.lead_id, file_notice.agent_user_id,
+        file_notice.expired_at
+    );
+    return true;
+end
+$$;
+ALTER FUNCTION notifications.file_notice(event_id uuid, lead_id uuid, tenant_id uuid, agent_user_id uuid, expired_at timestamp with time zone, topic text) OWNER TO crm_owner;
+COMMENT ON FUNCTION notifications.file_notice(event_id uuid, lead_id uuid, tenant_id uuid, agent_user_id uuid, expired_at timestamp with time zone, topic text) IS 'What the notifications do about a LeadExpiredEvent: a notice to the agent, to extend the lead. Returns false where the event has had its effect before.';
+CREATE FUNCTION notifications.mark_failed(event_id uuid, error text) RETURNS void
+    LANGUAGE plpgsql STRICT SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    update notifications.notice as n
+    set attempts = n.attempts + 1, last_attempt_at = clock_timestamp(), last_error = left(mark_failed.error, 1000)
+    where n.event_id = mark_failed.event_id and n.sent_at is null;
+end
+$$;
+ALTER FUNCTION notifications.mark_failed(event_id uuid, error text) OWNER TO crm_owner;
+COMMENT ON FUNCTION notifications.mark_failed(event_id uuid, error text) IS 'A notice could not be sent; take_unsent gives it again after a while.';
+CREATE FUNCTION notifications.mark_sent(event_id uuid) RETURNS void
+    LANGUAGE plpgsql STRICT SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    update notifications.notice as n
+    set sent_at = clock_timestamp(), last_error = null
+    where n.event_id = mark_sent.event_id and n.sent_at is null;
+end
+$$;
+ALTER FUNCTION notifications.mark_sent(event_id uuid) OWNER TO crm_owner;
+COMMENT ON FUNCTION notifications.mark_sent(event_id uuid) IS 'A notice was sent.';
+CREATE FUNCTION notifications.park(topic text, partition integer, kafka_offset bigint, event_id uuid, message_key text, headers jsonb, value bytea, reason text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    insert into notifications.parked (topic, partition, kafka_offset, event_id, message_key, headers, value, reason)
+    values (
+        park.topic, park.partition, park.kafka_offset, park.event_id, park.message_key, coalesce(park.headers, '{}'),
+        park.value, park.reason
+    )
+    on conflict on constraint parked_once do nothing;
+    return found;
+end
+$$;
+ALTER FUNCTION notifications.park(topic text, partition integer, kafka_offset bigint, event_id uuid, message_key text, headers jsonb, value bytea, reason text) OWNER TO crm_owner;
+COMMENT ON FUNCTION notifications.park(topic text, partition integer, kafka_offset bigint, event_id uuid, message_key text, headers jsonb, value bytea, reason text) IS 'Puts aside a message that cannot be understood, with the reason; once, however often it is tried.';
+CREATE TABLE notifications.notice (
+    event_id uuid NOT NULL,
+    tenant_id uuid NOT NULL,
+    lead_id uuid NOT NULL,
+    agent_user_id uuid NOT NULL,
+    kind text DEFAULT 'ExtendLead'::text NOT NULL,
+    expired_at timestamp with time zone NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    sent_at timestamp with time zone,
+    attempts integer DEFAULT 0 NOT NULL,
+    last_attempt_at timestamp with time zone,
+    last_error text,
+    CONSTRAINT notice_attempts_is_not_negative CHECK ((attempts >= 0))
+);
+ALTER TABLE notifications.notice OWNER TO crm_owner;
+COMMENT ON TABLE notifications.notice IS 'Notices to agents: this lead of yours has expired, extend it.';
+COMMENT ON COLUMN notifications.notice.event_id IS 'The event that it stems from; the idempotency key of its sending.';
+COMMENT ON COLUMN notifications.notice.tenant_id IS 'The tenant.';
+COMMENT ON COLUMN notifications.notice.lead_id IS 'The lead that expired.';
+COMMENT ON COLUMN notifications.notice.agent_user_id IS 'The agent to be told.';
+COMMENT ON COLUMN notifications.notice.kind IS 'ExtendLead.';
+COMMENT ON COLUMN notifications.notice.expired_at IS 'When the lead expired.';
+COMMENT ON COLUMN notifications.notice.created_at IS 'When the notice was filed.';
+COMMENT ON COLUMN notifications.notice.sent_at IS 'When it was sent; null as long as it was not.';
+COMMENT ON COLUMN notifications.notice.attempts IS 'How often its sending was tried in vain.';
+COMMENT ON COLUMN notifications.notice.last_attempt_at IS 'When it was last tried.';
+COMMENT ON COLUMN notifications.notice.last_error IS 'What the last try failed with.';
+CREATE FUNCTION notifications.take_unsent(max_notices integer DEFAULT 1) RETURNS SETOF notifications.notice
+    LANGUAGE plpgsql STRICT SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    return query
+    select n.*
+    from notifications.notice as n
+    where
+        n.sent_at is null
+        and (
+            n.last_attempt_at is null
+            or n.last_attempt_at + least(interval '1 second' * 2 ^ least(n.attempts - 1, 20), interval '5 minutes')
+            <= clock_timestamp()
+        )
+    order by n.created_at, n.event_id
+    limit take_unsent.max_notices
+    for no key update skip locked;
+end
+$$;
+ALTER FUNCTION notifications.take_unsent(max_notices integer) OWNER TO crm_owner;
+COMMENT ON FUNCTION notifications.take_unsent(max_notices integer) IS 'Locks notices to be sent, oldest first, passing over those that others are sending and those that failed a moment ago (1 s, 2 s, 4 s ... at most 5 min). Send them, call mark_sent or mark_failed, then commit.';
+CREATE FUNCTION outbox.create_publication(name text DEFAULT 'crm_outbox'::text) RETURNS boolean
+    LANGUAGE plpgsql STRICT
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_is_right boolean;
+begin
+    select
+        p.pubinsert and not p.pubupdate and not p.pubdelete and not p.pubtruncate and p.pubviaroot and not p.puballtables
+        and (select array_agg(r.prrelid) from pg_publication_rel as r where r.prpubid = p.oid) = array['outbox.event'::regclass::oid]
+        and not exists (select from pg_publication_namespace as n where n.pnpubid = p.oid)
+        -- neither columns nor rows left out
+        and not exists (
+            select from pg_publication_rel as r where r.prpubid = p.oid and (r.prattrs is not null or r.prqual is not null)
+        )
+    into v_is_right
+    from pg_publication as p
+    where p.pubname = create_publication.name;
+    if v_is_right then
+        return false;
+    elsif not v_is_right then
+        perform expiration.raise_error('publication_differs', create_publication.name);
+    end if;
+    execute format(
+        'create publication %I for table outbox.event with (publish = %L, publish_via_partition_root = true)',
+        create_publication.name, 'insert'
+    );
+    execute format('comment on publication %I is %L', create_publication.name, 'New events of the outbox, for Debezium.');
+    return true;
+end
+$$;
+ALTER FUNCTION outbox.create_publication(name text) OWNER TO crm_owner;
+COMMENT ON FUNCTION outbox.create_publication(name text) IS 'Makes the publication that Debezium reads: INSERTs into outbox.event, as of the root whatever the partition. Returns whether it was made; false where it is there already; XP018 where one of that name publishes something else. Runs as the caller: a superuser, or a member of crm_owner with CREATE on the database.';
+CREATE FUNCTION outbox.drop_partitions() RETURNS TABLE(partition text, estimated_events bigint, bytes bigint)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET "TimeZone" TO 'UTC'
+    SET lock_timeout TO '2s'
+    AS $_$
+declare
+    v_slot record;
+    v_confirmed pg_lsn;
+    v_partition record;
+    v_sealed pg_lsn;
+    v_is_late boolean;
+begin
+    select s.name, s.state into v_slot from outbox.slot_status as s where s.state in ('missing', 'lost') order by s.name limit 1;
+    if found then
+        perform expiration.raise_error('slot_lost', v_slot.name, v_slot.state);
+    end if;
+    select min(s.confirmed_flush_lsn) into v_confirmed from outbox.slot_status as s;
+    -- no slot has ever read the outbox, so it is the only copy; and two of us at once would only get in each other's way
+    if v_confirmed is null or not pg_try_advisory_xact_lock(hashtext('outbox.drop_partitions')) then
+        return;
+    end if;
+    for v_partition in
+        select p.name, p.estimated_events, p.bytes
+        from outbox.partition as p
+        where not p.is_default and p.to_time < now() - (select s.retention from outbox.settings as s)
+        order by p.from_time
+    loop
+        select s.lsn into v_sealed from outbox.sealed_partition as s where s.partition = v_partition.name;
+        if not found then
+            begin
+                -- whoever has written to it holds a lock until its transaction ends
+                execute format('lock table outbox.%I in share mode nowait', v_partition.name);
+            exception
+                when lock_not_available then
+                    continue;
+            end;
+            insert into outbox.sealed_partition (partition, lsn) values (v_partition.name, pg_current_wal_insert_lsn());
+        elsif v_confirmed >= v_sealed then
+            lock table outbox.event in access exclusive mode;
+            execute format('select exists (select from outbox.%I as e where e.lsn >= $1)', v_partition.name)
+            into v_is_late using v_sealed;
+            delete from outbox.sealed_partition as s where s.partition = v_partition.name;
+            -- somebody gave a created_at of his own: seal it again
+            continue when v_is_late;
+            execute format('drop table outbox.%I', v_partition.name);
+            partition := v_partition.name;
+            estimated_events := v_partition.estimated_events;
+            bytes := v_partition.bytes;
+            return next;
+        end if;
+    end loop;
+end
+$_$;
+ALTER FUNCTION outbox.drop_partitions() OWNER TO crm_owner;
+COMMENT ON FUNCTION outbox.drop_partitions() IS 'Drops partitions that are past outbox.settings.retention and that every slot of outbox.slot has confirmed; returns them. In two calls: the first seals a partition to which nobody writes, a later one drops it once the seal is confirmed. Raises XP016 while a registered slot is missing or lost: the outbox is then the only copy. Does nothing where no slot is registered. Waits at most 2 s for a lock.';
+CREATE FUNCTION outbox.forget_slot(name text) RETURNS boolean
+    LANGUAGE plpgsql STRICT SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    delete from outbox.slot as s where s.name = forget_slot.name;
+    return found;
+end
+$$;
+ALTER FUNCTION outbox.forget_slot(name text) OWNER TO crm_owner;
+COMMENT ON FUNCTION outbox.forget_slot(name text) IS 'Notes that a slot reads the outbox no longer, so that retention does not wait for it. Returns whether it was known. Drops no slot.';
 CREATE FUNCTION outbox.make_partitions(days_ahead integer DEFAULT NULL::integer) RETURNS TABLE(partition text, events_moved bigint)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2787,6 +3066,33 @@ CREATE FUNCTION outbox.partition_start(partition oid) RETURNS timestamp with tim
     RETURN (SELECT ("substring"(pg_get_expr(c.relpartbound, c.oid), 'FROM \(''([^'']+)''\)'::text))::timestamp with time zone AS "substring" FROM pg_class c WHERE (c.oid = partition_start.partition));
 ALTER FUNCTION outbox.partition_start(partition oid) OWNER TO crm_owner;
 COMMENT ON FUNCTION outbox.partition_start(partition oid) IS 'From when on a partition of the outbox takes events; null for the default one.';
+CREATE FUNCTION outbox.preview_replay(event_ids uuid[] DEFAULT NULL::uuid[], aggregate_id uuid DEFAULT NULL::uuid, topic text DEFAULT NULL::text, since timestamp with time zone DEFAULT NULL::timestamp with time zone, until timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS SETOF outbox.event
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    if num_nonnulls(event_ids, aggregate_id, topic, since, until) = 0 then
+        perform expiration.raise_error('nothing_chosen');
+    end if;
+    return query
+    select o.*
+    from (
+        -- as it was first appended, however often it was replayed
+        select distinct on (e.id) e.*
+        from outbox.event as e
+        where
+            (preview_replay.event_ids is null or e.id = any(preview_replay.event_ids))
+            and (preview_replay.aggregate_id is null or e.aggregate_id = preview_replay.aggregate_id)
+            and (preview_replay.topic is null or e.topic = preview_replay.topic)
+            and (preview_replay.since is null or e.created_at >= preview_replay.since)
+            and (preview_replay.until is null or e.created_at < preview_replay.until)
+        order by e.id, e.seq
+    ) as o
+    order by o.seq;
+end
+$$;
+ALTER FUNCTION outbox.preview_replay(event_ids uuid[], aggregate_id uuid, topic text, since timestamp with time zone, until timestamp with time zone) OWNER TO crm_owner;
+COMMENT ON FUNCTION outbox.preview_replay(event_ids uuid[], aggregate_id uuid, topic text, since timestamp with time zone, until timestamp with time zone) IS 'The events that outbox.replay would append once more, each once, in the order in which they were first appended; everything given must hold. Only what the outbox still has: see outbox.settings.retention.';
 CREATE FUNCTION outbox.refuse_update() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2798,6 +3104,94 @@ end
 $$;
 ALTER FUNCTION outbox.refuse_update() OWNER TO crm_owner;
 COMMENT ON FUNCTION outbox.refuse_update() IS 'Trigger: an event that has been appended never changes.';
+CREATE FUNCTION outbox.register_slot(name text, publication text, connector text) RETURNS boolean
+    LANGUAGE plpgsql STRICT SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    insert into outbox.slot as s (name, publication, connector)
+    values (register_slot.name, register_slot.publication, register_slot.connector)
+    on conflict on constraint slot_pkey do update
+    set publication = excluded.publication, connector = excluded.connector
+    where (s.publication, s.connector) is distinct from (excluded.publication, excluded.connector);
+    return found;
+end
+$$;
+ALTER FUNCTION outbox.register_slot(name text, publication text, connector text) OWNER TO crm_owner;
+COMMENT ON FUNCTION outbox.register_slot(name text, publication text, connector text) IS 'Notes that a slot reads the outbox: from now on no partition is dropped before it has confirmed it, nor while it is missing or lost. Returns whether anything changed. Makes no slot.';
+CREATE TABLE outbox.replay_log (
+    id uuid DEFAULT gen_random_uuid() NOT NULL,
+    requested_at timestamp with time zone DEFAULT now() NOT NULL,
+    requested_by text DEFAULT SESSION_USER NOT NULL,
+    reason text NOT NULL,
+    event_ids uuid[],
+    aggregate_id uuid,
+    topic text,
+    since timestamp with time zone,
+    until timestamp with time zone,
+    events bigint NOT NULL,
+    CONSTRAINT replay_log_events_is_positive CHECK ((events > 0)),
+    CONSTRAINT replay_log_has_a_reason CHECK ((reason <> ''::text))
+);
+ALTER TABLE outbox.replay_log OWNER TO crm_owner;
+COMMENT ON TABLE outbox.replay_log IS 'Who had which events published once more, when and why.';
+COMMENT ON COLUMN outbox.replay_log.id IS 'The replay: outbox.event.replay_id, and the header replayed in Kafka.';
+COMMENT ON COLUMN outbox.replay_log.requested_at IS 'When.';
+COMMENT ON COLUMN outbox.replay_log.requested_by IS 'By whom.';
+COMMENT ON COLUMN outbox.replay_log.reason IS 'Why, in the words of whoever asked.';
+COMMENT ON COLUMN outbox.replay_log.event_ids IS 'The events asked for by their ids.';
+COMMENT ON COLUMN outbox.replay_log.aggregate_id IS 'The lead or booking whose events were asked for.';
+COMMENT ON COLUMN outbox.replay_log.topic IS 'The topic whose events were asked for.';
+COMMENT ON COLUMN outbox.replay_log.since IS 'Events appended from then on.';
+COMMENT ON COLUMN outbox.replay_log.until IS 'Events appended before then.';
+COMMENT ON COLUMN outbox.replay_log.events IS 'How many events it appended.';
+CREATE FUNCTION outbox.replay(reason text, event_ids uuid[] DEFAULT NULL::uuid[], aggregate_id uuid DEFAULT NULL::uuid, topic text DEFAULT NULL::text, since timestamp with time zone DEFAULT NULL::timestamp with time zone, until timestamp with time zone DEFAULT NULL::timestamp with time zone, max_events integer DEFAULT 1000) RETURNS outbox.replay_log
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_id constant uuid := gen_random_uuid();
+    v_events bigint;
+    v_record outbox.replay_log;
+begin
+    if reason is null or max_events is null then
+        perform expiration.raise_error(
+            'null_argument', case when reason is null then 'reason' else 'max_events' end, 'outbox.replay'
+        );
+    elsif reason = '' or max_events < 1 then
+        perform expiration.raise_error(
+            'invalid_argument', case when reason = '' then 'reason' else 'max_events' end, 'outbox.replay',
+            case when reason = '' then 'what somebody can read later' else 'greater than 0' end,
+            case when reason = '' then 'empty' else max_events::text end
+        );
+    end if;
+    insert into outbox.event (
+        id, aggregate_type, aggregate_id, tenant_id, event_type, contract_version, topic, payload, correlation_id,
+        traceparent, occurred_at, replay_id
+    )
+    select
+        p.id, p.aggregate_type, p.aggregate_id, p.tenant_id, p.event_type, p.contract_version, p.topic, p.payload,
+        p.correlation_id, p.traceparent, p.occurred_at, v_id
+    from outbox.preview_replay(event_ids, aggregate_id, topic, since, until) as p
+    order by p.seq
+    -- one more tells that there are too many
+    limit max_events::bigint + 1;
+    get diagnostics v_events = row_count;
+    if v_events > max_events then
+        perform expiration.raise_error('too_many_events', max_events::text);
+    elsif v_events = 0 then
+        perform expiration.raise_error('no_such_event');
+    end if;
+    insert into outbox.replay_log (id, reason, event_ids, aggregate_id, topic, since, until, events)
+    values (
+        v_id, replay.reason, replay.event_ids, replay.aggregate_id, replay.topic, replay.since, replay.until, v_events
+    )
+    returning * into v_record;
+    return v_record;
+end
+$$;
+ALTER FUNCTION outbox.replay(reason text, event_ids uuid[], aggregate_id uuid, topic text, since timestamp with time zone, until timestamp with time zone, max_events integer) OWNER TO crm_owner;
+COMMENT ON FUNCTION outbox.replay(reason text, event_ids uuid[], aggregate_id uuid, topic text, since timestamp with time zone, until timestamp with time zone, max_events integer) IS 'Publishes events once more: appends them again with their ids, so that consumers that have had them do nothing, and with replay_id, which Kafka carries as the header replayed. All that outbox.preview_replay shows, or nothing: XP017 beyond max_events. On record in outbox.replay_log.';
 CREATE FUNCTION outbox.traceparent(run_id uuid, batch_number integer) RETURNS text
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
     RETURN (((('00-'::text || replace((run_id)::text, '-'::text, ''::text)) || '-'::text) || substr(md5((((run_id)::text || ':'::text) || (batch_number)::text)), 1, 16)) || '-01'::text);
@@ -2808,6 +3202,74 @@ CREATE FUNCTION outbox.utc(instant timestamp with time zone) RETURNS text
     RETURN to_char((instant AT TIME ZONE 'UTC'::text), 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'::text);
 ALTER FUNCTION outbox.utc(instant timestamp with time zone) OWNER TO crm_owner;
 COMMENT ON FUNCTION outbox.utc(instant timestamp with time zone) IS 'An instant as events carry it: ISO 8601 in UTC, microseconds, Z.';
+CREATE TABLE chessboard.inbox (
+    event_id uuid NOT NULL,
+    topic text NOT NULL,
+    received_at timestamp with time zone DEFAULT now() NOT NULL
+);
+ALTER TABLE chessboard.inbox OWNER TO crm_owner;
+COMMENT ON TABLE chessboard.inbox IS 'Events that have had their effect; one that comes again has none.';
+COMMENT ON COLUMN chessboard.inbox.event_id IS 'The event.';
+COMMENT ON COLUMN chessboard.inbox.topic IS 'The topic that it came by.';
+COMMENT ON COLUMN chessboard.inbox.received_at IS 'When it had its effect.';
+CREATE TABLE chessboard.parked (
+    id bigint NOT NULL,
+    topic text NOT NULL,
+    partition integer NOT NULL,
+    kafka_offset bigint NOT NULL,
+    event_id uuid,
+    message_key text,
+    headers jsonb NOT NULL,
+    value bytea,
+    reason text NOT NULL,
+    parked_at timestamp with time zone DEFAULT now() NOT NULL
+);
+ALTER TABLE chessboard.parked OWNER TO crm_owner;
+COMMENT ON TABLE chessboard.parked IS 'Messages that could not be understood, put aside so that those behind them go on.';
+COMMENT ON COLUMN chessboard.parked.id IS 'Number.';
+COMMENT ON COLUMN chessboard.parked.topic IS 'Kafka topic.';
+COMMENT ON COLUMN chessboard.parked.partition IS 'Its partition.';
+COMMENT ON COLUMN chessboard.parked.kafka_offset IS 'Offset within the partition.';
+COMMENT ON COLUMN chessboard.parked.event_id IS 'The event, where the message told.';
+COMMENT ON COLUMN chessboard.parked.message_key IS 'Key of the message.';
+COMMENT ON COLUMN chessboard.parked.headers IS 'Headers of the message.';
+COMMENT ON COLUMN chessboard.parked.value IS 'The message as it came.';
+COMMENT ON COLUMN chessboard.parked.reason IS 'What was wrong with it.';
+COMMENT ON COLUMN chessboard.parked.parked_at IS 'When it was put aside.';
+ALTER TABLE chessboard.parked ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME chessboard.parked_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+CREATE VIEW chessboard.parked_total AS
+ SELECT p.topic,
+    count(*) AS messages,
+    max(p.parked_at) AS last_parked_at
+   FROM chessboard.parked p
+  GROUP BY p.topic;
+ALTER TABLE chessboard.parked_total OWNER TO crm_owner;
+COMMENT ON VIEW chessboard.parked_total IS 'Messages put aside, by topic.';
+CREATE TABLE chessboard.release (
+    booking_id uuid NOT NULL,
+    property_object_id uuid NOT NULL,
+    tenant_id uuid NOT NULL,
+    phase text NOT NULL,
+    event_id uuid,
+    expired_at timestamp with time zone NOT NULL,
+    released_at timestamp with time zone DEFAULT now() NOT NULL
+);
+ALTER TABLE chessboard.release OWNER TO crm_owner;
+COMMENT ON TABLE chessboard.release IS 'Expired bookings whose property object the chessboard has freed for sale. An object with an expired booking that is not here is not for sale yet.';
+COMMENT ON COLUMN chessboard.release.booking_id IS 'The booking that had kept the object.';
+COMMENT ON COLUMN chessboard.release.property_object_id IS 'The property object.';
+COMMENT ON COLUMN chessboard.release.tenant_id IS 'The tenant of both.';
+COMMENT ON COLUMN chessboard.release.phase IS 'Reserve or Booking.';
+COMMENT ON COLUMN chessboard.release.event_id IS 'The event that freed it; null for what had expired before there was a chessboard.';
+COMMENT ON COLUMN chessboard.release.expired_at IS 'When the booking expired.';
+COMMENT ON COLUMN chessboard.release.released_at IS 'When the object was freed.';
 CREATE TABLE crm.deals (
     id uuid DEFAULT gen_random_uuid() NOT NULL,
     tenant_id uuid NOT NULL,
@@ -3277,6 +3739,56 @@ CREATE TABLE expiration.yoyo_lock (
 );
 ALTER TABLE expiration.yoyo_lock OWNER TO crm_owner;
 COMMENT ON TABLE expiration.yoyo_lock IS 'yoyo''s lock: a row while migrations are being applied.';
+CREATE TABLE notifications.inbox (
+    event_id uuid NOT NULL,
+    topic text NOT NULL,
+    received_at timestamp with time zone DEFAULT now() NOT NULL
+);
+ALTER TABLE notifications.inbox OWNER TO crm_owner;
+COMMENT ON TABLE notifications.inbox IS 'Events that have had their effect; one that comes again has none.';
+COMMENT ON COLUMN notifications.inbox.event_id IS 'The event.';
+COMMENT ON COLUMN notifications.inbox.topic IS 'The topic that it came by.';
+COMMENT ON COLUMN notifications.inbox.received_at IS 'When it had its effect.';
+CREATE TABLE notifications.parked (
+    id bigint NOT NULL,
+    topic text NOT NULL,
+    partition integer NOT NULL,
+    kafka_offset bigint NOT NULL,
+    event_id uuid,
+    message_key text,
+    headers jsonb NOT NULL,
+    value bytea,
+    reason text NOT NULL,
+    parked_at timestamp with time zone DEFAULT now() NOT NULL
+);
+ALTER TABLE notifications.parked OWNER TO crm_owner;
+COMMENT ON TABLE notifications.parked IS 'Messages that could not be understood, put aside so that those behind them go on.';
+COMMENT ON COLUMN notifications.parked.id IS 'Number.';
+COMMENT ON COLUMN notifications.parked.topic IS 'Kafka topic.';
+COMMENT ON COLUMN notifications.parked.partition IS 'Its partition.';
+COMMENT ON COLUMN notifications.parked.kafka_offset IS 'Offset within the partition.';
+COMMENT ON COLUMN notifications.parked.event_id IS 'The event, where the message told.';
+COMMENT ON COLUMN notifications.parked.message_key IS 'Key of the message.';
+COMMENT ON COLUMN notifications.parked.headers IS 'Headers of the message.';
+COMMENT ON COLUMN notifications.parked.value IS 'The message as it came.';
+COMMENT ON COLUMN notifications.parked.reason IS 'What was wrong with it.';
+COMMENT ON COLUMN notifications.parked.parked_at IS 'When it was put aside.';
+ALTER TABLE notifications.parked ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME notifications.parked_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+CREATE VIEW notifications.parked_total AS
+ SELECT p.topic,
+    count(*) AS messages,
+    max(p.parked_at) AS last_parked_at
+   FROM notifications.parked p
+  GROUP BY p.topic;
+ALTER TABLE notifications.parked_total OWNER TO crm_owner;
+COMMENT ON VIEW notifications.parked_total IS 'Messages put aside, by topic.';
 CREATE TABLE outbox.event_default (
     seq bigint NOT NULL,
     id uuid DEFAULT gen_random_uuid() NOT NULL,
@@ -3292,6 +3804,7 @@ CREATE TABLE outbox.event_default (
     traceparent text,
     occurred_at timestamp with time zone DEFAULT now() NOT NULL,
     lsn pg_lsn DEFAULT pg_current_wal_insert_lsn() NOT NULL,
+    replay_id uuid,
     CONSTRAINT event_contract_version_is_positive CHECK ((contract_version >= 1)),
     CONSTRAINT event_is_routable CHECK (((topic <> ''::text) AND (event_type <> ''::text) AND (aggregate_type <> ''::text))),
     CONSTRAINT event_payload_is_object CHECK ((jsonb_typeof(payload) = 'object'::text))
@@ -3320,6 +3833,16 @@ CREATE VIEW outbox.partition AS
   WHERE (i.inhparent = ('outbox.event'::regclass)::oid);
 ALTER TABLE outbox.partition OWNER TO crm_owner;
 COMMENT ON VIEW outbox.partition IS 'Partitions of the outbox: the day each covers, its size, its events by the planner''s estimate.';
+CREATE TABLE outbox.sealed_partition (
+    partition text NOT NULL,
+    sealed_at timestamp with time zone DEFAULT now() NOT NULL,
+    lsn pg_lsn NOT NULL
+);
+ALTER TABLE outbox.sealed_partition OWNER TO crm_owner;
+COMMENT ON TABLE outbox.sealed_partition IS 'Partitions past their retention to which nobody was writing: once every slot has confirmed the position of the seal, all their events are delivered.';
+COMMENT ON COLUMN outbox.sealed_partition.partition IS 'The partition, a table of schema outbox.';
+COMMENT ON COLUMN outbox.sealed_partition.sealed_at IS 'When it was sealed.';
+COMMENT ON COLUMN outbox.sealed_partition.lsn IS 'Position in the log then; every transaction that had written to the partition had committed before it.';
 CREATE TABLE outbox.settings (
     only_row boolean DEFAULT true NOT NULL,
     partitions_ahead integer DEFAULT 7 NOT NULL,
@@ -3333,7 +3856,63 @@ COMMENT ON TABLE outbox.settings IS 'Settings of the outbox: one row.';
 COMMENT ON COLUMN outbox.settings.only_row IS 'Keeps the table to one row.';
 COMMENT ON COLUMN outbox.settings.partitions_ahead IS 'How many days of partitions upkeep keeps ready beyond today.';
 COMMENT ON COLUMN outbox.settings.retention IS 'How long delivered partitions are kept.';
+CREATE TABLE outbox.slot (
+    name text NOT NULL,
+    publication text NOT NULL,
+    connector text NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    created_by text DEFAULT SESSION_USER NOT NULL
+);
+ALTER TABLE outbox.slot OWNER TO crm_owner;
+COMMENT ON TABLE outbox.slot IS 'Replication slots that read the outbox and are expected to be there: as long as one is missing or lost, no partition is dropped.';
+COMMENT ON COLUMN outbox.slot.name IS 'The slot, as in pg_replication_slots.';
+COMMENT ON COLUMN outbox.slot.publication IS 'The publication that it reads.';
+COMMENT ON COLUMN outbox.slot.connector IS 'The connector that reads from it.';
+COMMENT ON COLUMN outbox.slot.created_at IS 'When it was registered.';
+COMMENT ON COLUMN outbox.slot.created_by IS 'Who registered it.';
+CREATE VIEW outbox.slot_status AS
+ SELECT s.name,
+    s.publication,
+    s.connector,
+        CASE
+            WHEN (r.slot_name IS NULL) THEN 'missing'::text
+            WHEN (r.wal_status = 'lost'::text) THEN 'lost'::text
+            WHEN r.active THEN 'active'::text
+            ELSE 'inactive'::text
+        END AS state,
+    (r.plugin)::text AS plugin,
+    r.active,
+    r.wal_status,
+    r.restart_lsn,
+    r.confirmed_flush_lsn,
+    (pg_wal_lsn_diff(w.lsn, r.restart_lsn))::bigint AS retained_bytes,
+    (pg_wal_lsn_diff(w.lsn, r.confirmed_flush_lsn))::bigint AS lag_bytes,
+    r.safe_wal_size,
+    b.events AS backlog_events,
+    b.oldest_at AS oldest_backlog_at,
+    (EXTRACT(epoch FROM (clock_timestamp() - b.oldest_at)))::double precision AS backlog_seconds
+   FROM (((outbox.slot s
+     LEFT JOIN pg_replication_slots r ON (((s.name = r.slot_name) AND (r.slot_type = 'logical'::text) AND (r.database = current_database()))))
+     CROSS JOIN LATERAL ( SELECT
+                CASE
+                    WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
+                    ELSE pg_current_wal_lsn()
+                END AS lsn) w)
+     LEFT JOIN LATERAL ( SELECT count(*) AS events,
+            min(e.created_at) AS oldest_at
+           FROM outbox.event e
+          WHERE (e.lsn >= r.confirmed_flush_lsn)) b ON ((r.confirmed_flush_lsn IS NOT NULL)));
+ALTER TABLE outbox.slot_status OWNER TO crm_owner;
+COMMENT ON VIEW outbox.slot_status IS 'Slots of the outbox, each as it is now: state missing, lost, inactive or active; WAL held back for it (retained_bytes), not yet confirmed (lag_bytes), left before it is lost (safe_wal_size); events beyond its confirmed position. An event whose transaction was open for long may be confirmed later than its position says.';
 ALTER TABLE ONLY outbox.event ATTACH PARTITION outbox.event_default DEFAULT;
+ALTER TABLE ONLY chessboard.inbox
+    ADD CONSTRAINT inbox_pkey PRIMARY KEY (event_id);
+ALTER TABLE ONLY chessboard.parked
+    ADD CONSTRAINT parked_once UNIQUE (topic, partition, kafka_offset);
+ALTER TABLE ONLY chessboard.parked
+    ADD CONSTRAINT parked_pkey PRIMARY KEY (id);
+ALTER TABLE ONLY chessboard.release
+    ADD CONSTRAINT release_pkey PRIMARY KEY (booking_id);
 ALTER TABLE ONLY crm.audit_log
     ADD CONSTRAINT audit_log_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY crm.bookings
@@ -3374,16 +3953,34 @@ ALTER TABLE ONLY expiration.run
     ADD CONSTRAINT run_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY expiration.yoyo_lock
     ADD CONSTRAINT yoyo_lock_pkey PRIMARY KEY (locked);
+ALTER TABLE ONLY notifications.inbox
+    ADD CONSTRAINT inbox_pkey PRIMARY KEY (event_id);
+ALTER TABLE ONLY notifications.notice
+    ADD CONSTRAINT notice_pkey PRIMARY KEY (event_id);
+ALTER TABLE ONLY notifications.parked
+    ADD CONSTRAINT parked_once UNIQUE (topic, partition, kafka_offset);
+ALTER TABLE ONLY notifications.parked
+    ADD CONSTRAINT parked_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY outbox.event
     ADD CONSTRAINT event_pkey PRIMARY KEY (created_at, seq);
 ALTER TABLE ONLY outbox.event_default
     ADD CONSTRAINT event_default_pkey PRIMARY KEY (created_at, seq);
+ALTER TABLE ONLY outbox.replay_log
+    ADD CONSTRAINT replay_log_pkey PRIMARY KEY (id);
+ALTER TABLE ONLY outbox.sealed_partition
+    ADD CONSTRAINT sealed_partition_pkey PRIMARY KEY (partition);
 ALTER TABLE ONLY outbox.settings
     ADD CONSTRAINT settings_pkey PRIMARY KEY (only_row);
+ALTER TABLE ONLY outbox.slot
+    ADD CONSTRAINT slot_pkey PRIMARY KEY (name);
+CREATE INDEX ix_release_property_object_id ON chessboard.release USING btree (property_object_id);
+COMMENT ON INDEX chessboard.ix_release_property_object_id IS 'The releases of a property object.';
 CREATE INDEX ix_audit_log_entity_id ON crm.audit_log USING btree (entity_id);
 COMMENT ON INDEX crm.ix_audit_log_entity_id IS 'The history of an entity.';
 CREATE INDEX ix_bookings_booking_expires_at ON crm.bookings USING btree (booking_expires_at, id) WHERE (status = 'Booked'::text);
 COMMENT ON INDEX crm.ix_bookings_booking_expires_at IS 'Due bookings, oldest deadline first: the claim of phase Booking.';
+CREATE INDEX ix_bookings_expired_property_object_id ON crm.bookings USING btree (property_object_id) WHERE (status = ANY (ARRAY['ReserveExpired'::text, 'BookingExpired'::text]));
+COMMENT ON INDEX crm.ix_bookings_expired_property_object_id IS 'Expired bookings of a property object, which the chessboard frees.';
 CREATE INDEX ix_bookings_reserve_expires_at ON crm.bookings USING btree (reserve_expires_at, id) WHERE (status = ANY (ARRAY['Reserved'::text, 'AwaitingPayment'::text]));
 COMMENT ON INDEX crm.ix_bookings_reserve_expires_at IS 'Due reserves, oldest deadline first: the claim of phase Reserve.';
 CREATE INDEX ix_deal_timeline_deal_id ON crm.deal_timeline USING btree (deal_id);
@@ -3404,6 +4001,8 @@ CREATE INDEX ix_run_job_success ON expiration.run USING btree (job, finished_at 
 COMMENT ON INDEX expiration.ix_run_job_success IS 'The last successful cycle of a job.';
 CREATE INDEX ix_run_running ON expiration.run USING btree (job) WHERE (status = 'running'::text);
 COMMENT ON INDEX expiration.ix_run_running IS 'The few runs at work.';
+CREATE INDEX ix_notice_unsent ON notifications.notice USING btree (created_at, event_id) WHERE (sent_at IS NULL);
+COMMENT ON INDEX notifications.ix_notice_unsent IS 'Notices to be sent, oldest first.';
 CREATE INDEX ix_event_lsn ON ONLY outbox.event USING brin (lsn) WITH (pages_per_range='16');
 COMMENT ON INDEX outbox.ix_event_lsn IS 'Unpublished events: those beyond a slot''s confirmed position.';
 CREATE INDEX event_default_lsn_idx ON outbox.event_default USING brin (lsn) WITH (pages_per_range='16');
@@ -3419,10 +4018,18 @@ ALTER TABLE ONLY expiration.batch
     ADD CONSTRAINT batch_run_id_fkey FOREIGN KEY (run_id) REFERENCES expiration.run(id) ON DELETE CASCADE;
 ALTER TABLE ONLY expiration.run
     ADD CONSTRAINT run_job_fkey FOREIGN KEY (job) REFERENCES expiration.job(name);
+GRANT USAGE ON SCHEMA chessboard TO crm_monitor;
+GRANT USAGE ON SCHEMA chessboard TO crm_chessboard;
 GRANT USAGE ON SCHEMA crm TO crm_runner;
 GRANT USAGE ON SCHEMA crm TO crm_app;
 GRANT USAGE ON SCHEMA expiration TO crm_monitor;
+GRANT USAGE ON SCHEMA notifications TO crm_monitor;
+GRANT USAGE ON SCHEMA notifications TO crm_notifications;
 GRANT USAGE ON SCHEMA outbox TO crm_monitor;
+REVOKE ALL ON FUNCTION chessboard.free_property(event_id uuid, booking_id uuid, property_object_id uuid, tenant_id uuid, phase text, expired_at timestamp with time zone, topic text) FROM PUBLIC;
+GRANT ALL ON FUNCTION chessboard.free_property(event_id uuid, booking_id uuid, property_object_id uuid, tenant_id uuid, phase text, expired_at timestamp with time zone, topic text) TO crm_chessboard;
+REVOKE ALL ON FUNCTION chessboard.park(topic text, partition integer, kafka_offset bigint, event_id uuid, message_key text, headers jsonb, value bytea, reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION chessboard.park(topic text, partition integer, kafka_offset bigint, event_id uuid, message_key text, headers jsonb, value bytea, reason text) TO crm_chessboard;
 GRANT SELECT ON TABLE crm.bookings TO crm_app;
 REVOKE ALL ON FUNCTION crm.cancel_booking(booking_id uuid, expected_version integer, actor text, correlation_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION crm.cancel_booking(booking_id uuid, expected_version integer, actor text, correlation_id uuid) TO crm_app;
@@ -3530,13 +4137,40 @@ REVOKE ALL ON FUNCTION expiration.start_run(job text, driver text, instance text
 GRANT ALL ON FUNCTION expiration.start_run(job text, driver text, instance text, as_of timestamp with time zone, batch_size integer, max_batches_per_cycle integer, max_duration interval, whole_statement boolean, pooled boolean) TO crm_runner;
 REVOKE ALL ON FUNCTION expiration.stop(job text) FROM PUBLIC;
 GRANT ALL ON FUNCTION expiration.stop(job text) TO crm_operator;
+REVOKE ALL ON FUNCTION notifications.file_notice(event_id uuid, lead_id uuid, tenant_id uuid, agent_user_id uuid, expired_at timestamp with time zone, topic text) FROM PUBLIC;
+GRANT ALL ON FUNCTION notifications.file_notice(event_id uuid, lead_id uuid, tenant_id uuid, agent_user_id uuid, expired_at timestamp with time zone, topic text) TO crm_notifications;
+REVOKE ALL ON FUNCTION notifications.mark_failed(event_id uuid, error text) FROM PUBLIC;
+GRANT ALL ON FUNCTION notifications.mark_failed(event_id uuid, error text) TO crm_notifications;
+REVOKE ALL ON FUNCTION notifications.mark_sent(event_id uuid) FROM PUBLIC;
+GRANT ALL ON FUNCTION notifications.mark_sent(event_id uuid) TO crm_notifications;
+REVOKE ALL ON FUNCTION notifications.park(topic text, partition integer, kafka_offset bigint, event_id uuid, message_key text, headers jsonb, value bytea, reason text) FROM PUBLIC;
+GRANT ALL ON FUNCTION notifications.park(topic text, partition integer, kafka_offset bigint, event_id uuid, message_key text, headers jsonb, value bytea, reason text) TO crm_notifications;
+GRANT SELECT ON TABLE notifications.notice TO crm_notifications;
+REVOKE ALL ON FUNCTION notifications.take_unsent(max_notices integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION notifications.take_unsent(max_notices integer) TO crm_notifications;
+REVOKE ALL ON FUNCTION outbox.create_publication(name text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION outbox.drop_partitions() FROM PUBLIC;
+GRANT ALL ON FUNCTION outbox.drop_partitions() TO crm_runner;
+REVOKE ALL ON FUNCTION outbox.forget_slot(name text) FROM PUBLIC;
+GRANT ALL ON FUNCTION outbox.forget_slot(name text) TO crm_operator;
 REVOKE ALL ON FUNCTION outbox.make_partitions(days_ahead integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION outbox.make_partitions(days_ahead integer) TO crm_runner;
 REVOKE ALL ON FUNCTION outbox.partition_start(partition oid) FROM PUBLIC;
 GRANT ALL ON FUNCTION outbox.partition_start(partition oid) TO crm_monitor;
+REVOKE ALL ON FUNCTION outbox.preview_replay(event_ids uuid[], aggregate_id uuid, topic text, since timestamp with time zone, until timestamp with time zone) FROM PUBLIC;
+GRANT ALL ON FUNCTION outbox.preview_replay(event_ids uuid[], aggregate_id uuid, topic text, since timestamp with time zone, until timestamp with time zone) TO crm_operator;
 REVOKE ALL ON FUNCTION outbox.refuse_update() FROM PUBLIC;
+REVOKE ALL ON FUNCTION outbox.register_slot(name text, publication text, connector text) FROM PUBLIC;
+GRANT ALL ON FUNCTION outbox.register_slot(name text, publication text, connector text) TO crm_operator;
+GRANT SELECT ON TABLE outbox.replay_log TO crm_monitor;
+REVOKE ALL ON FUNCTION outbox.replay(reason text, event_ids uuid[], aggregate_id uuid, topic text, since timestamp with time zone, until timestamp with time zone, max_events integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION outbox.replay(reason text, event_ids uuid[], aggregate_id uuid, topic text, since timestamp with time zone, until timestamp with time zone, max_events integer) TO crm_operator;
 REVOKE ALL ON FUNCTION outbox.traceparent(run_id uuid, batch_number integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox.utc(instant timestamp with time zone) FROM PUBLIC;
+GRANT SELECT ON TABLE chessboard.parked TO crm_chessboard;
+GRANT SELECT ON TABLE chessboard.parked_total TO crm_monitor;
+GRANT SELECT ON TABLE chessboard.parked_total TO crm_chessboard;
+GRANT SELECT ON TABLE chessboard.release TO crm_chessboard;
 GRANT SELECT,INSERT ON TABLE crm.deals TO crm_app;
 GRANT SELECT ON TABLE crm.effective_bookings TO crm_app;
 GRANT SELECT ON TABLE crm.effective_leads TO crm_app;
@@ -3552,6 +4186,11 @@ GRANT SELECT ON TABLE expiration.migration_checksum TO crm_monitor;
 GRANT SELECT ON TABLE expiration.purged_run_total TO crm_monitor;
 GRANT SELECT ON TABLE expiration.run_total TO crm_monitor;
 GRANT SELECT ON TABLE expiration.status TO crm_monitor;
+GRANT SELECT ON TABLE notifications.parked TO crm_notifications;
+GRANT SELECT ON TABLE notifications.parked_total TO crm_monitor;
+GRANT SELECT ON TABLE notifications.parked_total TO crm_notifications;
 GRANT SELECT ON TABLE outbox.partition TO crm_monitor;
 GRANT SELECT ON TABLE outbox.settings TO crm_monitor;
+GRANT SELECT ON TABLE outbox.slot TO crm_monitor;
+GRANT SELECT ON TABLE outbox.slot_status TO crm_monitor;
 ALTER DEFAULT PRIVILEGES FOR ROLE crm_owner REVOKE ALL ON FUNCTIONS  FROM PUBLIC;

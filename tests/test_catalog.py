@@ -11,13 +11,21 @@ from psycopg import sql
 
 from tests.servers import PROJECT, Database, Server, need
 
-SCHEMAS: Final = ("crm", "outbox", "expiration")
-ROLES: Final = ("crm_owner", "crm_runner", "crm_operator", "crm_monitor", "crm_app")
+SCHEMAS: Final = ("crm", "outbox", "expiration", "chessboard", "notifications")
+ROLES: Final = (
+    "crm_owner",
+    "crm_runner",
+    "crm_operator",
+    "crm_monitor",
+    "crm_app",
+    "crm_chessboard",
+    "crm_notifications",
+)
 FUNCTION_FILES: Final = sorted((PROJECT / "sql" / "functions").rglob("*.sql"))
 # the installer's own functions: they must be there before the others can be loaded
 RECORD_FILE: Final = PROJECT / "pyrunner" / "migrations" / "sql" / "record.sql"
 
-OURS: Final = "any ('{crm,outbox,expiration}'::regnamespace[])"
+OURS: Final = "any ('{crm,outbox,expiration,chessboard,notifications}'::regnamespace[])"
 
 # what a null means to the functions that are called although an argument is null
 NOT_STRICT: Final = {
@@ -42,6 +50,8 @@ NOT_STRICT: Final = {
     "expiration.batch_failed": "XP006",
     # a null that is not a default is out of range
     "expiration.purge_history": "XP014",
+    "outbox.preview_replay": "XP018",
+    "outbox.replay": "XP005",
 }
 # a null argument is what these look for, leave out, or pass on
 NULL_HAS_A_MEANING: Final = {
@@ -77,6 +87,9 @@ NULL_HAS_A_MEANING: Final = {
     "expiration.run_result": "no run has no result",
     "expiration.schema_version": "no arguments",
     "expiration.split": "nobody may be suspect",
+    "chessboard.park": "a message may have neither key nor event id nor value",
+    "notifications.park": "a message may have neither key nor event id nor value",
+    "outbox.drop_partitions": "no arguments",
     "outbox.make_partitions": "null: as in outbox.settings",
     "outbox.refuse_update": "trigger",
 }
@@ -223,7 +236,7 @@ def test_nobody_but_the_owner_may_create_in_our_schemas(catalog: Database) -> No
 # ------------------------------------------------------------------------------------------ comments
 
 UNCOMMENTED = {
-    "schemas": "select nspname from pg_namespace where nspname = any (array['crm', 'outbox', 'expiration'])"
+    "schemas": "select nspname from pg_namespace where nspname in ('crm', 'outbox', 'expiration', 'chessboard', 'notifications')"
     " and obj_description(oid, 'pg_namespace') is null",
     "tables and views": f"select c.oid::regclass::text from pg_class as c where c.relnamespace = {OURS}"
     " and c.relkind in ('r', 'p', 'v', 'm', 'f', 'c') and obj_description(c.oid, 'pg_class') is null"

@@ -23,6 +23,7 @@ from tests.domain import (
     item,
     nothing_changes,
     refused,
+    release,
     run_batch,
     run_job,
     start_run,
@@ -368,9 +369,13 @@ def test_of_two_reservations_of_a_property_at_once_one_gets_it(db: Database) -> 
 
 @pytest.mark.requirement("B13")
 @pytest.mark.parametrize("status", ["ReserveExpired", "BookingExpired", "Cancelled"])
-def test_a_property_whose_booking_has_ended_can_be_reserved(db: Database, status: str) -> None:
+def test_a_property_whose_booking_has_ended_and_is_released_can_be_reserved(
+    db: Database, status: str
+) -> None:
     (ended,) = add_bookings(db, phase="Booking", status=status)
     kept = item(db, "Booking", ended)["property_object_id"]
+    if status != "Cancelled":
+        release(db)
     assert one(
         db.connect("crm_app"),
         "select crm.reserve_property(gen_random_uuid(), gen_random_uuid(), %s, now() + interval"

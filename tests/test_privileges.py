@@ -10,7 +10,7 @@ from psycopg import sql
 
 from tests.servers import Connection, Database, Server
 
-OURS: Final = "any ('{crm,outbox,expiration}'::regnamespace[])"
+OURS: Final = "any ('{crm,outbox,expiration,chessboard,notifications}'::regnamespace[])"
 
 # the logins of the tests, by the group role that each is a member of; the last may do nothing of ours
 ROLES: Final = {
@@ -18,15 +18,21 @@ ROLES: Final = {
     "runner": "crm_runner",
     "operator": "crm_operator",
     "app": "crm_app",
+    "chessboard": "crm_chessboard",
+    "notifications": "crm_notifications",
     "nobody": "pg_checkpoint",
 }
 MONITOR: Final = {"monitor", "runner", "operator"}
 RUNNER: Final = {"runner", "operator"}
 OPERATOR: Final = {"operator"}
 APP: Final = {"app"}
+CHESSBOARD: Final = {"chessboard"}
+NOTIFICATIONS: Final = {"notifications"}
 NOBODY: Final[set[str]] = set()
 
 MAY_EXECUTE: Final = {
+    "chessboard.free_property": CHESSBOARD,
+    "chessboard.park": CHESSBOARD,
     "crm.cancel_booking": APP,
     "crm.check_command": NOBODY,
     "crm.check_deadline": NOBODY,
@@ -87,15 +93,30 @@ MAY_EXECUTE: Final = {
     "expiration.split": NOBODY,
     "expiration.start_run": RUNNER,
     "expiration.stop": OPERATOR,
+    "notifications.file_notice": NOTIFICATIONS,
+    "notifications.mark_failed": NOTIFICATIONS,
+    "notifications.mark_sent": NOTIFICATIONS,
+    "notifications.park": NOTIFICATIONS,
+    "notifications.take_unsent": NOTIFICATIONS,
+    "outbox.create_publication": NOBODY,
+    "outbox.drop_partitions": RUNNER,
+    "outbox.forget_slot": OPERATOR,
     "outbox.make_partitions": RUNNER,
     "outbox.partition_start": MONITOR,
+    "outbox.preview_replay": OPERATOR,
     "outbox.refuse_update": NOBODY,
+    "outbox.register_slot": OPERATOR,
+    "outbox.replay": OPERATOR,
     "outbox.traceparent": NOBODY,
     "outbox.utc": NOBODY,
 }
 
 # who may SELECT; nobody may do anything else to them, but for MAY_INSERT
 MAY_SELECT: Final = {
+    "chessboard.inbox": NOBODY,
+    "chessboard.parked": CHESSBOARD,
+    "chessboard.parked_total": CHESSBOARD | MONITOR,
+    "chessboard.release": CHESSBOARD,
     "crm.audit_log": APP,
     "crm.bookings": APP,
     "crm.deal_timeline": APP,
@@ -125,10 +146,18 @@ MAY_SELECT: Final = {
     "expiration.run_total": MONITOR,
     "expiration.status": MONITOR,
     "expiration.yoyo_lock": NOBODY,
+    "notifications.inbox": NOBODY,
+    "notifications.notice": NOTIFICATIONS,
+    "notifications.parked": NOTIFICATIONS,
+    "notifications.parked_total": NOTIFICATIONS | MONITOR,
     "outbox.event": NOBODY,
     "outbox.event_default": NOBODY,
     "outbox.partition": MONITOR,
+    "outbox.replay_log": MONITOR,
+    "outbox.sealed_partition": NOBODY,
     "outbox.settings": MONITOR,
+    "outbox.slot": MONITOR,
+    "outbox.slot_status": MONITOR,
 }
 MAY_INSERT: Final = {"crm.leads": APP, "crm.deals": APP, "crm.fixations": APP}
 
@@ -142,6 +171,8 @@ VALUES: Final = {
     "oid": "0",
     "uuid[]": "array[gen_random_uuid()]",
     "text[]": "array['actor', 'x']",
+    "bigint": "1",
+    "bytea": "'x'",
     "interval": "interval '1 hour'",
     "timestamp with time zone": "(now() - interval '1 day')",
     "expiration.claim": "row('{}', '{}', true, '{}', '{}')",
@@ -156,6 +187,8 @@ NAMED_VALUES: Final = {
     "reserve_expires_at": "(now() + interval '1 day')",
     "deadline": "(now() + interval '1 day')",
     "reason": "'drained'",
+    "max_notices": "1",
+    "headers": "'{}'",
 }
 
 

@@ -28,6 +28,13 @@ from tests.servers import Background, Connection, Database, wait_until
 # past, passing while the test runs, ahead
 DEADLINES: Final = ("-7 days", "-1 hour", "-1 second", "50 milliseconds", "200 milliseconds", "1 hour")
 AHEAD: Final = ("30 milliseconds", "150 milliseconds", "1 hour")
+# an object that is kept although the chessboard has not yet freed it from the booking before
+SOLD_TOO_EARLY: Final = (
+    "select b.id, o.id from crm.bookings as b inner join crm.bookings as o using (property_object_id)"
+    " where b.status in ('Reserved', 'AwaitingPayment', 'Booked')"
+    " and o.status in ('ReserveExpired', 'BookingExpired')"
+    " and not exists (select from chessboard.release as r where r.booking_id = o.id)"
+)
 PROPERTIES: Final = [UUID(int=n) for n in range(1, 7)]
 COMMANDS: Final = ("confirm", "extend", "cancel")
 # how a transaction may end
@@ -237,6 +244,7 @@ class Machine(RuleBasedStateMachine):
         # a command may take an item away that is on the list; the next cycle clears it
         assert_consistent(self.db, ignore=["a failed item is neither expired nor twice on the list"])
         assert self.db.rows(EXPIRED_AND_FAILED) == []
+        assert self.db.rows(SOLD_TOO_EARLY) == []
 
     # ------------------------------------------------------------------------------ the CRM's own work
 
@@ -279,6 +287,15 @@ class Machine(RuleBasedStateMachine):
         else:
             assert row is not None
             self.bookings.append(row[0])
+
+    @rule()
+    def free(self) -> None:
+        """The chessboard receives all events there are, those that it has had as well."""
+        self.db.rows(
+            "select chessboard.free_property(e.id, e.aggregate_id, (e.payload ->> 'propertyObjectId')::uuid,"
+            " e.tenant_id, e.payload ->> 'phase', e.occurred_at)"
+            " from outbox.event as e where e.event_type = 'BookingExpiredEvent'"
+        )
 
     def command(self, connection: Connection, name: str, item_id: UUID, ahead: str, *, stale: bool) -> None:
         """Gives a command with the version that was read, or with one from before."""

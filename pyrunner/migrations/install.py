@@ -25,7 +25,15 @@ from pyrunner.migrations.tree import SCHEMAS, Migration, SqlTree, sql_tree
 
 __all__ = ["OLDEST_SERVER", "ROLES", "MigrationResult", "migrate"]
 
-ROLES: Final = ("crm_owner", "crm_runner", "crm_operator", "crm_monitor", "crm_app")
+ROLES: Final = (
+    "crm_owner",
+    "crm_runner",
+    "crm_operator",
+    "crm_monitor",
+    "crm_app",
+    "crm_chessboard",
+    "crm_notifications",
+)
 OLDEST_SERVER: Final = 15
 
 

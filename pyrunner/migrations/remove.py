@@ -59,12 +59,12 @@ def uninstall(
     """Takes the installation out of a database; `migrate` puts it back.
 
     Without `drop_data` no row is lost: functions, procedures, views, triggers and entries of pg_cron go, the
-    tables of all three schemas stay, among them the record of the migrations, from which a later `migrate`
+    tables of all schemas stay, among them the record of the migrations, from which a later `migrate`
     goes on. Roles go when nothing needs them any more. All in one transaction.
 
     Args:
         conninfo: as psql takes it. Needs a superuser, or a member of crm_owner; roles go only by CREATEROLE.
-        drop_data: also drops the schemas crm, outbox and expiration with everything in them.
+        drop_data: also drops the schemas crm, outbox, expiration, chessboard and notifications with everything in them.
         on_progress: told, in words, what is done and what is waited for.
         patience: seconds that it may be put off by locks of others before it is given up.
 

@@ -23,7 +23,7 @@ __all__ = [
     "load_order",
 ]
 
-SCHEMAS: Final = ("crm", "outbox", "expiration")
+SCHEMAS: Final = ("crm", "outbox", "expiration", "chessboard", "notifications")
 
 Kind = Literal["routine", "view", "trigger"]
 

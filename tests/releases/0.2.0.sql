@@ -63,7 +63,9 @@ begin
             ('crm_runner', 'Runs the expiration jobs: pg_cron, pyrunner, or a DBA by hand.'),
             ('crm_operator', 'Runs the jobs, pauses, resumes and stops them, changes settings, retries failed items.'),
             ('crm_monitor', 'Reads runs, batches, failed items and status; changes nothing.'),
-            ('crm_app', 'The CRM itself: managers'' commands and the readers of leads and bookings.')
+            ('crm_app', 'The CRM itself: managers'' commands and the readers of leads and bookings.'),
+            ('crm_chessboard', 'The consumer chessboard: frees property objects, in schema chessboard alone.'),
+            ('crm_notifications', 'The consumer notifications: files and sends notices, in schema notifications alone.')
         ) as wanted (name, purpose)
     loop
         if not exists (select from pg_catalog.pg_roles r where r.rolname = v_role.name) then
@@ -131,6 +133,8 @@ $bootstrap$;
 create schema if not exists crm authorization crm_owner;
 create schema if not exists outbox authorization crm_owner;
 create schema if not exists expiration authorization crm_owner;
+create schema if not exists chessboard authorization crm_owner;
+create schema if not exists notifications authorization crm_owner;
 
 do $comments$
 declare
@@ -141,7 +145,9 @@ begin
         from (values
             ('crm', 'The domain: leads, bookings and what hangs on them; their transitions, batches and commands.'),
             ('outbox', 'Integration events: append only, partitioned by day, read from the log by Debezium.'),
-            ('expiration', 'The engine: settings, runs, batches and failed items of the jobs; run protocol and views.')
+            ('expiration', 'The engine: settings, runs, batches and failed items of the jobs; run protocol and views.'),
+            ('chessboard', 'The consumer chessboard: which property objects of expired bookings are for sale again.'),
+            ('notifications', 'The consumer notifications: notices to agents.')
         ) as ours (name, purpose)
     loop
         -- a schema that was there before us keeps its owner and its comment
@@ -168,7 +174,7 @@ begin
         select n.nspname
         from pg_catalog.pg_namespace as n
         where
-            n.nspname in ('crm', 'outbox', 'expiration')
+            n.nspname in ('crm', 'outbox', 'expiration', 'chessboard', 'notifications')
             and not pg_catalog.has_schema_privilege('crm_owner', n.oid, 'usage, create')
     loop
         execute pg_catalog.format('grant usage, create on schema %I to crm_owner', v_schema);
@@ -311,7 +317,7 @@ as $function$
     ) as c (class, object, namespace, xmin, ctid)
     inner join pg_catalog.pg_namespace as n on c.namespace = n.oid
     cross join lateral pg_catalog.pg_identify_object(c.class, c.object, 0) as i
-    where n.nspname in ('crm', 'outbox', 'expiration')
+    where n.nspname in ('crm', 'outbox', 'expiration', 'chessboard', 'notifications')
 $function$;
 comment on function expiration.loadable_objects() is
 'Functions, procedures, views and triggers in our schemas, whoever made them. stamp changes whenever the object is replaced.';
@@ -352,7 +358,8 @@ declare
     "0001.crm": "a62f9404b735818b46969780af926b45f9e62f87b4317e92359a2b39f6bb3816",
     "0002.outbox": "2298d32455045aa08dd0fbdd4d2554bb7b8bfbcaa8c498f804a13eac5760ce26",
     "0003.expiration": "750feca4ef56cfe702c5a60a50d6b3a50435daef62bc4b54a304c6c77a0bfea7",
-    "0004.claim": "d00ab5f2103056937ffaf7bac9c476a7b8346404f90a742cf5828994f7c81ab7"
+    "0004.claim": "d00ab5f2103056937ffaf7bac9c476a7b8346404f90a742cf5828994f7c81ab7",
+    "0005.delivery": "b651abe058549708a537ba063d1c87fb9785a05f0a18223f2afb3cf2d1b249f2"
 }';
     v_hint constant text := 'Use that version, or a later one, of pyrunner.';
     v_name text;
@@ -1024,6 +1031,221 @@ insert into expiration.migration_checksum (migration_id, checksum)
 values ('0004.claim', 'd00ab5f2103056937ffaf7bac9c476a7b8346404f90a742cf5828994f7c81ab7');
 \endif
 
+select not exists (
+    select from expiration._yoyo_migration as m where m.migration_hash = '4408baeea1caeaaf09fffcc9a995371d7537a21717ec3848e30b575a658a9a4f'
+) as pyrunner_is_pending \gset
+\if :pyrunner_is_pending
+set local search_path = expiration, pg_temp;
+
+-- From the outbox to Kafka and on to the consumers: slots that must be there, retention, replay, and the consumers' own tables.
+-- depends: 0004.claim
+
+alter table outbox.event add column replay_id uuid;
+comment on column outbox.event.replay_id is 'The replay that appended the event once more; null at its first publication.';
+
+create table outbox.slot (
+    name text not null,
+    publication text not null,
+    connector text not null,
+    created_at timestamptz not null default now(),
+    created_by text not null default session_user,
+    constraint slot_pkey primary key (name)
+);
+comment on table outbox.slot is 'Replication slots that read the outbox and are expected to be there: as long as one is missing or lost, no partition is dropped.';
+comment on column outbox.slot.name is 'The slot, as in pg_replication_slots.';
+comment on column outbox.slot.publication is 'The publication that it reads.';
+comment on column outbox.slot.connector is 'The connector that reads from it.';
+comment on column outbox.slot.created_at is 'When it was registered.';
+comment on column outbox.slot.created_by is 'Who registered it.';
+
+create table outbox.sealed_partition (
+    partition text not null,
+    sealed_at timestamptz not null default now(),
+    lsn pg_lsn not null,
+    constraint sealed_partition_pkey primary key (partition)
+);
+comment on table outbox.sealed_partition is 'Partitions past their retention to which nobody was writing: once every slot has confirmed the position of the seal, all their events are delivered.';
+comment on column outbox.sealed_partition.partition is 'The partition, a table of schema outbox.';
+comment on column outbox.sealed_partition.sealed_at is 'When it was sealed.';
+comment on column outbox.sealed_partition.lsn is 'Position in the log then; every transaction that had written to the partition had committed before it.';
+
+create table outbox.replay_log (
+    id uuid not null default gen_random_uuid(),
+    requested_at timestamptz not null default now(),
+    requested_by text not null default session_user,
+    reason text not null,
+    event_ids uuid[],
+    aggregate_id uuid,
+    topic text,
+    since timestamptz,
+    until timestamptz,
+    events bigint not null,
+    constraint replay_log_pkey primary key (id),
+    constraint replay_log_has_a_reason check (reason <> ''),
+    constraint replay_log_events_is_positive check (events > 0)
+);
+comment on table outbox.replay_log is 'Who had which events published once more, when and why.';
+comment on column outbox.replay_log.id is 'The replay: outbox.event.replay_id, and the header replayed in Kafka.';
+comment on column outbox.replay_log.requested_at is 'When.';
+comment on column outbox.replay_log.requested_by is 'By whom.';
+comment on column outbox.replay_log.reason is 'Why, in the words of whoever asked.';
+comment on column outbox.replay_log.event_ids is 'The events asked for by their ids.';
+comment on column outbox.replay_log.aggregate_id is 'The lead or booking whose events were asked for.';
+comment on column outbox.replay_log.topic is 'The topic whose events were asked for.';
+comment on column outbox.replay_log.since is 'Events appended from then on.';
+comment on column outbox.replay_log.until is 'Events appended before then.';
+comment on column outbox.replay_log.events is 'How many events it appended.';
+
+-- What the property chessboard and the notifications keep: each writes in its own schema alone.
+create table chessboard.inbox (
+    event_id uuid not null,
+    topic text not null,
+    received_at timestamptz not null default now(),
+    constraint inbox_pkey primary key (event_id)
+);
+comment on table chessboard.inbox is 'Events that have had their effect; one that comes again has none.';
+comment on column chessboard.inbox.event_id is 'The event.';
+comment on column chessboard.inbox.topic is 'The topic that it came by.';
+comment on column chessboard.inbox.received_at is 'When it had its effect.';
+
+create table chessboard.release (
+    booking_id uuid not null,
+    property_object_id uuid not null,
+    tenant_id uuid not null,
+    phase text not null,
+    event_id uuid,
+    expired_at timestamptz not null,
+    released_at timestamptz not null default now(),
+    constraint release_pkey primary key (booking_id)
+);
+comment on table chessboard.release is 'Expired bookings whose property object the chessboard has freed for sale. An object with an expired booking that is not here is not for sale yet.';
+comment on column chessboard.release.booking_id is 'The booking that had kept the object.';
+comment on column chessboard.release.property_object_id is 'The property object.';
+comment on column chessboard.release.tenant_id is 'The tenant of both.';
+comment on column chessboard.release.phase is 'Reserve or Booking.';
+comment on column chessboard.release.event_id is 'The event that freed it; null for what had expired before there was a chessboard.';
+comment on column chessboard.release.expired_at is 'When the booking expired.';
+comment on column chessboard.release.released_at is 'When the object was freed.';
+create index ix_release_property_object_id on chessboard.release (property_object_id);
+comment on index chessboard.ix_release_property_object_id is 'The releases of a property object.';
+
+create table notifications.inbox (
+    event_id uuid not null,
+    topic text not null,
+    received_at timestamptz not null default now(),
+    constraint inbox_pkey primary key (event_id)
+);
+comment on table notifications.inbox is 'Events that have had their effect; one that comes again has none.';
+comment on column notifications.inbox.event_id is 'The event.';
+comment on column notifications.inbox.topic is 'The topic that it came by.';
+comment on column notifications.inbox.received_at is 'When it had its effect.';
+
+create table notifications.notice (
+    event_id uuid not null,
+    tenant_id uuid not null,
+    lead_id uuid not null,
+    agent_user_id uuid not null,
+    kind text not null default 'ExtendLead',
+    expired_at timestamptz not null,
+    created_at timestamptz not null default now(),
+    sent_at timestamptz,
+    attempts integer not null default 0,
+    last_attempt_at timestamptz,
+    last_error text,
+    constraint notice_pkey primary key (event_id),
+    constraint notice_attempts_is_not_negative check (attempts >= 0)
+);
+comment on table notifications.notice is 'Notices to agents: this lead of yours has expired, extend it.';
+comment on column notifications.notice.event_id is 'The event that it stems from; the idempotency key of its sending.';
+comment on column notifications.notice.tenant_id is 'The tenant.';
+comment on column notifications.notice.lead_id is 'The lead that expired.';
+comment on column notifications.notice.agent_user_id is 'The agent to be told.';
+comment on column notifications.notice.kind is 'ExtendLead.';
+comment on column notifications.notice.expired_at is 'When the lead expired.';
+comment on column notifications.notice.created_at is 'When the notice was filed.';
+comment on column notifications.notice.sent_at is 'When it was sent; null as long as it was not.';
+comment on column notifications.notice.attempts is 'How often its sending was tried in vain.';
+comment on column notifications.notice.last_attempt_at is 'When it was last tried.';
+comment on column notifications.notice.last_error is 'What the last try failed with.';
+create index ix_notice_unsent on notifications.notice (created_at, event_id) where sent_at is null;
+comment on index notifications.ix_notice_unsent is 'Notices to be sent, oldest first.';
+
+do $parked$
+declare
+    v_schema text;
+begin
+    foreach v_schema in array array['chessboard', 'notifications'] loop
+        execute format($ddl$
+            create table %1$I.parked (
+                id bigint generated always as identity,
+                topic text not null,
+                partition integer not null,
+                kafka_offset bigint not null,
+                event_id uuid,
+                message_key text,
+                headers jsonb not null,
+                value bytea,
+                reason text not null,
+                parked_at timestamptz not null default now(),
+                constraint parked_pkey primary key (id),
+                constraint parked_once unique (topic, partition, kafka_offset)
+            );
+            comment on table %1$I.parked is 'Messages that could not be understood, put aside so that those behind them go on.';
+            comment on column %1$I.parked.id is 'Number.';
+            comment on column %1$I.parked.topic is 'Kafka topic.';
+            comment on column %1$I.parked.partition is 'Its partition.';
+            comment on column %1$I.parked.kafka_offset is 'Offset within the partition.';
+            comment on column %1$I.parked.event_id is 'The event, where the message told.';
+            comment on column %1$I.parked.message_key is 'Key of the message.';
+            comment on column %1$I.parked.headers is 'Headers of the message.';
+            comment on column %1$I.parked.value is 'The message as it came.';
+            comment on column %1$I.parked.reason is 'What was wrong with it.';
+            comment on column %1$I.parked.parked_at is 'When it was put aside.'
+        $ddl$, v_schema);
+    end loop;
+end
+$parked$;
+
+-- whoever reserves a property object asks for its expired bookings; a team's own table may have an index for it already
+do $index$
+begin
+    if not exists (
+        select
+        from pg_index as i
+        inner join pg_attribute as a on a.attrelid = i.indrelid and a.attnum = i.indkey[0]
+        where
+            i.indrelid = 'crm.bookings'::regclass and a.attname = 'property_object_id'
+            and (i.indpred is null or pg_get_expr(i.indpred, i.indrelid) ~ 'ReserveExpired')
+    ) and (select c.relowner = 'crm_owner'::regrole from pg_class as c where c.oid = 'crm.bookings'::regclass) then
+        create index ix_bookings_expired_property_object_id on crm.bookings (property_object_id)
+        where status in ('ReserveExpired', 'BookingExpired');
+        comment on index crm.ix_bookings_expired_property_object_id is 'Expired bookings of a property object, which the chessboard frees.';
+    end if;
+end
+$index$;
+
+-- what expired before there was a chessboard is for sale
+insert into chessboard.release (booking_id, property_object_id, tenant_id, phase, expired_at)
+select
+    b.id, b.property_object_id, b.tenant_id,
+    case b.status when 'BookingExpired' then 'Booking' else 'Reserve' end,
+    coalesce(b.expired_at, b.updated_at)
+from crm.bookings as b
+where b.status in ('ReserveExpired', 'BookingExpired');
+
+insert into expiration._yoyo_log (
+    id, migration_hash, migration_id, operation, username, hostname, created_at_utc
+)
+values (
+    pg_catalog.gen_random_uuid(), '4408baeea1caeaaf09fffcc9a995371d7537a21717ec3848e30b575a658a9a4f', '0005.delivery', 'apply', session_user,
+    coalesce(pg_catalog.host(pg_catalog.inet_client_addr()), 'local'), clock_timestamp() at time zone 'UTC'
+);
+insert into expiration._yoyo_migration (migration_hash, migration_id, applied_at_utc)
+values ('4408baeea1caeaaf09fffcc9a995371d7537a21717ec3848e30b575a658a9a4f', '0005.delivery', clock_timestamp() at time zone 'UTC');
+insert into expiration.migration_checksum (migration_id, checksum)
+values ('0005.delivery', 'b651abe058549708a537ba063d1c87fb9785a05f0a18223f2afb3cf2d1b249f2');
+\endif
+
 -- 4. Functions, views and triggers
 
 set local search_path = pg_catalog, pg_temp;
@@ -1032,7 +1254,89 @@ set local search_path = pg_catalog, pg_temp;
 update expiration.installed_file set position = 0;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/record_command.sql', 1, 1, 'routine',
+values ('chessboard/free_property.sql', 1, 1, 'routine',
+    'f66e07fb1b419de4037ca3fcc2078dc02337dc01dd42e39ce1e051e005dd84ee',
+$source$create or replace function chessboard.free_property(
+    event_id uuid,
+    booking_id uuid,
+    property_object_id uuid,
+    tenant_id uuid,
+    phase text,
+    expired_at timestamptz,
+    topic text default 'pin.crm.booking-expired.v1'
+) returns boolean
+language plpgsql volatile strict security definer
+set search_path = pg_catalog, pg_temp
+as $function$
+begin
+    insert into chessboard.inbox as i (event_id, topic)
+    values (free_property.event_id, free_property.topic)
+    on conflict on constraint inbox_pkey do nothing;
+    if not found then
+        return false;
+    end if;
+    insert into chessboard.release as r (booking_id, property_object_id, tenant_id, phase, event_id, expired_at)
+    values (
+        free_property.booking_id, free_property.property_object_id, free_property.tenant_id, free_property.phase,
+        free_property.event_id, free_property.expired_at
+    )
+    on conflict on constraint release_pkey do nothing;
+    return true;
+end
+$function$;
+
+comment on function chessboard.free_property(uuid, uuid, uuid, uuid, text, timestamptz, text) is
+'What the chessboard does about a BookingExpiredEvent: the property object that the booking kept is for sale again. Returns false where the event has had its effect before. The same booking by another event changes nothing more.';
+$source$)
+on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
+
+insert into expiration.installed_file (file, part, position, kind, checksum, source)
+values ('chessboard/park.sql', 1, 2, 'routine',
+    '60b127e9be04eac11935afc7f7bcd7fb50f784eacac6b623e0c4edd1cb3c8ee1',
+$source$create or replace function chessboard.park(
+    topic text,
+    partition integer,
+    kafka_offset bigint,
+    event_id uuid,
+    message_key text,
+    headers jsonb,
+    value bytea,
+    reason text
+) returns boolean
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $function$
+begin
+    insert into chessboard.parked (topic, partition, kafka_offset, event_id, message_key, headers, value, reason)
+    values (
+        park.topic, park.partition, park.kafka_offset, park.event_id, park.message_key, coalesce(park.headers, '{}'),
+        park.value, park.reason
+    )
+    on conflict on constraint parked_once do nothing;
+    return found;
+end
+$function$;
+
+comment on function chessboard.park(text, integer, bigint, uuid, text, jsonb, bytea, text) is
+'Puts aside a message that cannot be understood, with the reason; once, however often it is tried.';
+$source$)
+on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
+
+insert into expiration.installed_file (file, part, position, kind, checksum, source)
+values ('chessboard/parked_total.sql', 1, 3, 'view',
+    '201ad2700983e384a5edb7c799cdca6de42a61f96fd79ecd3540ab0596353d93',
+$source$create or replace view chessboard.parked_total as
+select p.topic, count(*) as messages, max(p.parked_at) as last_parked_at
+from chessboard.parked as p
+group by p.topic;
+
+comment on view chessboard.parked_total is
+'Messages put aside, by topic.';
+$source$)
+on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
+
+insert into expiration.installed_file (file, part, position, kind, checksum, source)
+values ('crm/record_command.sql', 1, 4, 'routine',
     '91d8d81bbc6768a2c2135e9c458b56bf82ddceb8920adddfa61f7c47e3a65f0f',
 $source$create or replace function crm.record_command(
     booking crm.bookings,
@@ -1067,7 +1371,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/claim_bookings.sql', 1, 2, 'routine',
+values ('crm/claim_bookings.sql', 1, 5, 'routine',
     'd75b00e9a9bd84afd3d80fc9fe3c5987e8db47720d1b4b6d4c2e51b23b513e58',
 $source$create or replace function crm.claim_bookings(
     phase text,
@@ -1161,7 +1465,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/claim_leads.sql', 1, 3, 'routine',
+values ('crm/claim_leads.sql', 1, 6, 'routine',
     '3f725baaffbf6ab0d578bdef50e8efdb9736aa405c6c91b9dcdb8f910068caab',
 $source$create or replace function crm.claim_leads(
     as_of timestamptz,
@@ -1223,7 +1527,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/effective_bookings.sql', 1, 4, 'view',
+values ('crm/effective_bookings.sql', 1, 7, 'view',
     '23a4973ed033ed84536e21522a991078c6785e487694fa403e90dd2fcc19dce1',
 $source$create or replace view crm.effective_bookings as
 select
@@ -1253,7 +1557,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/effective_leads.sql', 1, 5, 'view',
+values ('crm/effective_leads.sql', 1, 8, 'view',
     'c2f421fe253e97214ac3bab937c6e46f24649155edc7a7a3d293fd2d12cb7904',
 $source$create or replace view crm.effective_leads as
 select
@@ -1277,7 +1581,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/traceparent.sql', 1, 6, 'routine',
+values ('outbox/traceparent.sql', 1, 9, 'routine',
     '3c8e5303d781aa292ed1a80f2febb928df80799e7ffb8dbef54a68dafb5070ec',
 $source$create or replace function outbox.traceparent(run_id uuid, batch_number integer) returns text
 language sql immutable strict parallel safe
@@ -1291,7 +1595,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/utc.sql', 1, 7, 'routine',
+values ('outbox/utc.sql', 1, 10, 'routine',
     '9c868402bec2cfe28b8c9913a8a5c4a91a722afd4205b84a2c2558c06b4c9d93',
 $source$create or replace function outbox.utc(instant timestamptz) returns text
 language sql stable strict parallel safe
@@ -1303,7 +1607,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/check_batch.sql', 1, 8, 'routine',
+values ('expiration/check_batch.sql', 1, 11, 'routine',
     '594554a90a97405033a6a7c4be886419fe454a4491bf3265e1a82cb11a0fd1fe',
 $source$create or replace function expiration.check_batch(
     function_name text,
@@ -1346,7 +1650,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/record_lone_batch.sql', 1, 9, 'routine',
+values ('expiration/record_lone_batch.sql', 1, 12, 'routine',
     'bda2b0413a5b3be3c292fa38aa5789c9db74387702c416e9286627116117631c',
 $source$create or replace function expiration.record_lone_batch(
     run_id uuid,
@@ -1393,7 +1697,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/close_run.sql', 1, 10, 'routine',
+values ('expiration/close_run.sql', 1, 13, 'routine',
     'a24b3d6599e80047d14d3578bc4071e66a2d20399c00983bfe8fc166d5150322',
 $source$create or replace function expiration.close_run(
     run_id uuid,
@@ -1441,7 +1745,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/phases.sql', 1, 11, 'routine',
+values ('expiration/phases.sql', 1, 14, 'routine',
     '364ff15f528f876150fafa0a02265d5efe3a88c6bb07b14065d40c258662c6bb',
 $source$create or replace function expiration.phases(job text)
 returns table (phase text, ordinal integer)
@@ -1463,7 +1767,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/check_job.sql', 1, 12, 'routine',
+values ('expiration/check_job.sql', 1, 15, 'routine',
     'f231235a039a6f65f8ee6f742571bea189f19ded8b8840beaa0c848b279a518f',
 $source$create or replace function expiration.check_job(job text, function_name text) returns void
 language plpgsql stable security definer
@@ -1484,7 +1788,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/due_item.sql', 1, 13, 'view',
+values ('expiration/due_item.sql', 1, 16, 'view',
     '59f1fa4ce2b67e2ab979205ced081fca14d3a293785b015bce9d7b4315033daf',
 $source$create or replace view expiration.due_item as
 select
@@ -1523,7 +1827,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/cron_job.sql', 1, 14, 'routine',
+values ('expiration/cron_job.sql', 1, 17, 'routine',
     '2c6b94b79c372060c8852b902fae98270ca9f8cb44bccd218820a45d0e7590bd',
 $source$create or replace function expiration.cron_job()
 returns table (jobid bigint, jobname text, schedule text, command text, username text, active boolean)
@@ -1557,7 +1861,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/current_driver.sql', 1, 15, 'routine',
+values ('expiration/current_driver.sql', 1, 18, 'routine',
     '2db30ab0e910adcf7dcc1c85ba72998101d91fa18303d1af52e5a6ce0141c886',
 $source$create or replace function expiration.current_driver() returns text
 language sql stable security definer
@@ -1577,7 +1881,25 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/is_item_sqlstate.sql', 1, 16, 'routine',
+values ('outbox/forget_slot.sql', 1, 19, 'routine',
+    '9441007bdc040a7e825032c916ff799340da840d1ddb6fb6d3ad0fc9b3943f0b',
+$source$create or replace function outbox.forget_slot(name text) returns boolean
+language plpgsql volatile strict security definer
+set search_path = pg_catalog, pg_temp
+as $function$
+begin
+    delete from outbox.slot as s where s.name = forget_slot.name;
+    return found;
+end
+$function$;
+
+comment on function outbox.forget_slot(text) is
+'Notes that a slot reads the outbox no longer, so that retention does not wait for it. Returns whether it was known. Drops no slot.';
+$source$)
+on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
+
+insert into expiration.installed_file (file, part, position, kind, checksum, source)
+values ('expiration/is_item_sqlstate.sql', 1, 20, 'routine',
     '65f0388a05314a2801bee55452a288b95e9f0a7b553c7163a26ecd7b0c00f44a',
 $source$create or replace function expiration.is_item_sqlstate(fault_sqlstate text) returns boolean
 language sql immutable strict parallel safe
@@ -1595,7 +1917,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/split.sql', 1, 17, 'routine',
+values ('expiration/split.sql', 1, 21, 'routine',
     '05271fa327416d9b635c00668abfb27074af0104d83e140b90b650cba9f34327',
 $source$create or replace function expiration.split(low integer, high integer, suspect integer) returns integer[]
 language sql immutable parallel safe
@@ -1616,7 +1938,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/run_result.sql', 1, 18, 'routine',
+values ('expiration/run_result.sql', 1, 22, 'routine',
     '45592ab777a4c9df5d4008d4bbb8dd9c62f2d82e235fe1662da6d4dd6daa4d99',
 $source$create or replace function expiration.run_result(run expiration.run) returns jsonb
 language sql stable security definer
@@ -1646,7 +1968,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/last_sign_of_life.sql', 1, 19, 'routine',
+values ('expiration/last_sign_of_life.sql', 1, 23, 'routine',
     '355edf89884f10846c3d2488f5059f77364b2f80c891eab2b16da77ee4639bf2',
 $source$create or replace function expiration.last_sign_of_life(run_id uuid) returns timestamptz
 language sql stable security definer
@@ -1669,7 +1991,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/log_item.sql', 1, 20, 'routine',
+values ('expiration/log_item.sql', 1, 24, 'routine',
     '3f899f8b28af02414178fe90bc8fa6ddc4e02c7be280affe4b1216f5c4fe565b',
 $source$create or replace function expiration.log_item(run_id uuid)
 returns table (at timestamptz, event text, fields jsonb)
@@ -1700,7 +2022,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/purge_cron_history.sql', 1, 21, 'routine',
+values ('expiration/purge_cron_history.sql', 1, 25, 'routine',
     '86f43698032738f4b7e39b5c315c346820802292ba54a07c7bce941135722bb9',
 $source$create or replace function expiration.purge_cron_history(retention interval default interval '7 days') returns bigint
 language plpgsql volatile
@@ -1735,7 +2057,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/run_total.sql', 1, 22, 'view',
+values ('expiration/run_total.sql', 1, 26, 'view',
     '0fe339bd7ba443754cc517b5149bdd6796445a46da1d612d01280edbd56ec9a4',
 $source$create or replace view expiration.run_total as
 select
@@ -1760,7 +2082,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/schema_version.sql', 1, 23, 'routine',
+values ('expiration/schema_version.sql', 1, 27, 'routine',
     'eea89de067b726e9c75636fcc430d0ded67eb2e07a0bf00c900dc66c9c418ac8',
 $source$create or replace function expiration.schema_version() returns text
 language sql immutable parallel safe
@@ -1773,7 +2095,202 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/partition_start.sql', 1, 24, 'routine',
+values ('notifications/file_notice.sql', 1, 28, 'routine',
+    'faf449ddc5178784c56b533c06f96183b9a980861f7fdda12eaad176518607ec',
+$source$create or replace function notifications.file_notice(
+    event_id uuid,
+    lead_id uuid,
+    tenant_id uuid,
+    agent_user_id uuid,
+    expired_at timestamptz,
+    topic text default 'pin.crm.lead-expired.v1'
+) returns boolean
+language plpgsql volatile strict security definer
+set search_path = pg_catalog, pg_temp
+as $function$
+begin
+    insert into notifications.inbox as i (event_id, topic)
+    values (file_notice.event_id, file_notice.topic)
+    on conflict on constraint inbox_pkey do nothing;
+    if not found then
+        return false;
+    end if;
+    insert into notifications.notice (event_id, tenant_id, lead_id, agent_user_id, expired_at)
+    values (
+        file_notice.event_id, file_notice.tenant_id, file_notice.lead_id, file_notice.agent_user_id,
+        file_notice.expired_at
+    );
+    return true;
+end
+$function$;
+
+comment on function notifications.file_notice(uuid, uuid, uuid, uuid, timestamptz, text) is
+'What the notifications do about a LeadExpiredEvent: a notice to the agent, to extend the lead. Returns false where the event has had its effect before.';
+$source$)
+on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
+
+insert into expiration.installed_file (file, part, position, kind, checksum, source)
+values ('notifications/mark_failed.sql', 1, 29, 'routine',
+    'b1065e2d51e0a5cebd0e79c6ef97bf83738f8b102afe7d99b3064c3b5ac2fb9f',
+$source$create or replace function notifications.mark_failed(event_id uuid, error text) returns void
+language plpgsql volatile strict security definer
+set search_path = pg_catalog, pg_temp
+as $function$
+begin
+    update notifications.notice as n
+    set attempts = n.attempts + 1, last_attempt_at = clock_timestamp(), last_error = left(mark_failed.error, 1000)
+    where n.event_id = mark_failed.event_id and n.sent_at is null;
+end
+$function$;
+
+comment on function notifications.mark_failed(uuid, text) is
+'A notice could not be sent; take_unsent gives it again after a while.';
+$source$)
+on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
+
+insert into expiration.installed_file (file, part, position, kind, checksum, source)
+values ('notifications/mark_sent.sql', 1, 30, 'routine',
+    'bd98ae98948417db092ec82b62ccf59d32a4e4e49e39881f59eae1b231534dcd',
+$source$create or replace function notifications.mark_sent(event_id uuid) returns void
+language plpgsql volatile strict security definer
+set search_path = pg_catalog, pg_temp
+as $function$
+begin
+    update notifications.notice as n
+    set sent_at = clock_timestamp(), last_error = null
+    where n.event_id = mark_sent.event_id and n.sent_at is null;
+end
+$function$;
+
+comment on function notifications.mark_sent(uuid) is
+'A notice was sent.';
+$source$)
+on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
+
+insert into expiration.installed_file (file, part, position, kind, checksum, source)
+values ('notifications/park.sql', 1, 31, 'routine',
+    'fd5dc49c91e80262670439f89c2e6a91e4549b50eed90df0710c7beb5a6065fa',
+$source$create or replace function notifications.park(
+    topic text,
+    partition integer,
+    kafka_offset bigint,
+    event_id uuid,
+    message_key text,
+    headers jsonb,
+    value bytea,
+    reason text
+) returns boolean
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $function$
+begin
+    insert into notifications.parked (topic, partition, kafka_offset, event_id, message_key, headers, value, reason)
+    values (
+        park.topic, park.partition, park.kafka_offset, park.event_id, park.message_key, coalesce(park.headers, '{}'),
+        park.value, park.reason
+    )
+    on conflict on constraint parked_once do nothing;
+    return found;
+end
+$function$;
+
+comment on function notifications.park(text, integer, bigint, uuid, text, jsonb, bytea, text) is
+'Puts aside a message that cannot be understood, with the reason; once, however often it is tried.';
+$source$)
+on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
+
+insert into expiration.installed_file (file, part, position, kind, checksum, source)
+values ('notifications/parked_total.sql', 1, 32, 'view',
+    '2f905d2b0d9682bc7df740b67844f5c11e72c4524c8ca40cfc3a5651251e9d5c',
+$source$create or replace view notifications.parked_total as
+select p.topic, count(*) as messages, max(p.parked_at) as last_parked_at
+from notifications.parked as p
+group by p.topic;
+
+comment on view notifications.parked_total is
+'Messages put aside, by topic.';
+$source$)
+on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
+
+insert into expiration.installed_file (file, part, position, kind, checksum, source)
+values ('notifications/take_unsent.sql', 1, 33, 'routine',
+    'd290e821d8074e9abe97d27eaba8c903c549928e9adb4c34540eaa9ff56363e1',
+$source$create or replace function notifications.take_unsent(max_notices integer default 1) returns setof notifications.notice
+language plpgsql volatile strict security definer
+set search_path = pg_catalog, pg_temp
+as $function$
+begin
+    return query
+    select n.*
+    from notifications.notice as n
+    where
+        n.sent_at is null
+        and (
+            n.last_attempt_at is null
+            or n.last_attempt_at + least(interval '1 second' * 2 ^ least(n.attempts - 1, 20), interval '5 minutes')
+            <= clock_timestamp()
+        )
+    order by n.created_at, n.event_id
+    limit take_unsent.max_notices
+    for no key update skip locked;
+end
+$function$;
+
+comment on function notifications.take_unsent(integer) is
+'Locks notices to be sent, oldest first, passing over those that others are sending and those that failed a moment ago (1 s, 2 s, 4 s ... at most 5 min). Send them, call mark_sent or mark_failed, then commit.';
+$source$)
+on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
+
+insert into expiration.installed_file (file, part, position, kind, checksum, source)
+values ('outbox/slot_status.sql', 1, 34, 'view',
+    '8d24594a41200c2acbac18721ae7d1d9ba50e2470cd6b4c97a3d1af957d8615e',
+$source$create or replace view outbox.slot_status as
+select
+    s.name,
+    s.publication,
+    s.connector,
+    case
+        when r.slot_name is null then 'missing'
+        when r.wal_status = 'lost' then 'lost'
+        when r.active then 'active'
+        else 'inactive'
+    end as state,
+    r.plugin::text as plugin,
+    r.active,
+    r.wal_status,
+    r.restart_lsn,
+    r.confirmed_flush_lsn,
+    pg_catalog.pg_wal_lsn_diff(w.lsn, r.restart_lsn)::bigint as retained_bytes,
+    pg_catalog.pg_wal_lsn_diff(w.lsn, r.confirmed_flush_lsn)::bigint as lag_bytes,
+    r.safe_wal_size,
+    b.events as backlog_events,
+    b.oldest_at as oldest_backlog_at,
+    extract(epoch from clock_timestamp() - b.oldest_at)::double precision as backlog_seconds
+from outbox.slot as s
+left join pg_catalog.pg_replication_slots as r
+    on s.name = r.slot_name and r.slot_type = 'logical' and r.database = pg_catalog.current_database()
+cross join lateral (
+    select
+        case
+            when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_replay_lsn()
+            else pg_catalog.pg_current_wal_lsn()
+        end as lsn
+) as w
+left join lateral (
+    select
+        count(*) as events,
+        min(e.created_at) as oldest_at
+    from outbox.event as e
+    where e.lsn >= r.confirmed_flush_lsn
+) as b on r.confirmed_flush_lsn is not null;
+
+comment on view outbox.slot_status is
+'Slots of the outbox, each as it is now: state missing, lost, inactive or active; WAL held back for it (retained_bytes), not yet confirmed (lag_bytes), left before it is lost (safe_wal_size); events beyond its confirmed position. An event whose transaction was open for long may be confirmed later than its position says.';
+$source$)
+on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
+
+insert into expiration.installed_file (file, part, position, kind, checksum, source)
+values ('outbox/partition_start.sql', 1, 35, 'routine',
     '86a2e8a7169441ea7e070c39abb90e4565ab96370bb2c67cb22c94d489cd0e4c',
 $source$create or replace function outbox.partition_start(partition oid) returns timestamptz
 language sql stable strict
@@ -1793,7 +2310,93 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/expire_bookings.sql', 1, 25, 'routine',
+values ('outbox/replay.sql', 1, 36, 'routine',
+    '386f86252cbd0d555be9f115ad031c3a5adf4f289017ef10bb85bbd86ac9b985',
+$source$create or replace function outbox.replay(
+    reason text,
+    event_ids uuid[] default null,
+    aggregate_id uuid default null,
+    topic text default null,
+    since timestamptz default null,
+    until timestamptz default null,
+    max_events integer default 1000
+) returns outbox.replay_log
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $function$
+declare
+    v_id constant uuid := gen_random_uuid();
+    v_events bigint;
+    v_record outbox.replay_log;
+begin
+    if reason is null or max_events is null then
+        perform expiration.raise_error(
+            'null_argument', case when reason is null then 'reason' else 'max_events' end, 'outbox.replay'
+        );
+    elsif reason = '' or max_events < 1 then
+        perform expiration.raise_error(
+            'invalid_argument', case when reason = '' then 'reason' else 'max_events' end, 'outbox.replay',
+            case when reason = '' then 'what somebody can read later' else 'greater than 0' end,
+            case when reason = '' then 'empty' else max_events::text end
+        );
+    end if;
+
+    insert into outbox.event (
+        id, aggregate_type, aggregate_id, tenant_id, event_type, contract_version, topic, payload, correlation_id,
+        traceparent, occurred_at, replay_id
+    )
+    select
+        p.id, p.aggregate_type, p.aggregate_id, p.tenant_id, p.event_type, p.contract_version, p.topic, p.payload,
+        p.correlation_id, p.traceparent, p.occurred_at, v_id
+    from outbox.preview_replay(event_ids, aggregate_id, topic, since, until) as p
+    order by p.seq
+    -- one more tells that there are too many
+    limit max_events::bigint + 1;
+    get diagnostics v_events = row_count;
+    if v_events > max_events then
+        perform expiration.raise_error('too_many_events', max_events::text);
+    elsif v_events = 0 then
+        perform expiration.raise_error('no_such_event');
+    end if;
+
+    insert into outbox.replay_log (id, reason, event_ids, aggregate_id, topic, since, until, events)
+    values (
+        v_id, replay.reason, replay.event_ids, replay.aggregate_id, replay.topic, replay.since, replay.until, v_events
+    )
+    returning * into v_record;
+    return v_record;
+end
+$function$;
+
+comment on function outbox.replay(text, uuid[], uuid, text, timestamptz, timestamptz, integer) is
+'Publishes events once more: appends them again with their ids, so that consumers that have had them do nothing, and with replay_id, which Kafka carries as the header replayed. All that outbox.preview_replay shows, or nothing: XP017 beyond max_events. On record in outbox.replay_log.';
+$source$)
+on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
+
+insert into expiration.installed_file (file, part, position, kind, checksum, source)
+values ('outbox/register_slot.sql', 1, 37, 'routine',
+    'c9c5ff4c946da0f607eb23f70b7988e1ed5df4abf8d2deefab26586e99759c4e',
+$source$create or replace function outbox.register_slot(name text, publication text, connector text) returns boolean
+language plpgsql volatile strict security definer
+set search_path = pg_catalog, pg_temp
+as $function$
+begin
+    insert into outbox.slot as s (name, publication, connector)
+    values (register_slot.name, register_slot.publication, register_slot.connector)
+    on conflict on constraint slot_pkey do update
+    set publication = excluded.publication, connector = excluded.connector
+    where (s.publication, s.connector) is distinct from (excluded.publication, excluded.connector);
+    return found;
+end
+$function$;
+
+comment on function outbox.register_slot(text, text, text) is
+'Notes that a slot reads the outbox: from now on no partition is dropped before it has confirmed it, nor while it is missing or lost. Returns whether anything changed. Makes no slot.';
+$source$)
+on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
+
+insert into expiration.installed_file (file, part, position, kind, checksum, source)
+values ('crm/expire_bookings.sql', 1, 38, 'routine',
     '61ece38dbc23ba692d3365e6f24e3ecfc59b674bd047170df90adbac50c19b36',
 $source$create or replace function crm.expire_bookings(
     phase text,
@@ -1940,7 +2543,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/expire_leads.sql', 1, 26, 'routine',
+values ('crm/expire_leads.sql', 1, 39, 'routine',
     '730cad7c0521fd9e5fe255ef190c6cb016ba278a3cd08cb89cf6ebbfb0d5702f',
 $source$create or replace function crm.expire_leads(
     claim expiration.claim,
@@ -2050,7 +2653,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/batch_failed.sql', 1, 27, 'routine',
+values ('expiration/batch_failed.sql', 1, 40, 'routine',
     'a1d484b77ab03190f0420238dd74fa7191f1e6d48ea25000ab24e2a041a434ba',
 $source$create or replace function expiration.batch_failed(run_id uuid, sqlstate text, error text)
 returns table (retry boolean, delay interval)
@@ -2089,7 +2692,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/finish_run.sql', 1, 28, 'routine',
+values ('expiration/finish_run.sql', 1, 41, 'routine',
     '20e3e7d1c303a0ee67108ba89e700d940d93f0d589636c32d99cc1319097ddb7',
 $source$create or replace function expiration.finish_run(run_id uuid, reason text) returns expiration.run
 language plpgsql volatile security definer
@@ -2129,7 +2732,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/batch_total.sql', 1, 29, 'view',
+values ('expiration/batch_total.sql', 1, 42, 'view',
     'f01dd67937069628aebee97cc339123342c6b130f9dbb32bb29363d92bd30925',
 $source$create or replace view expiration.batch_total as
 select
@@ -2159,7 +2762,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/pause.sql', 1, 30, 'routine',
+values ('expiration/pause.sql', 1, 43, 'routine',
     'edc40bf5b78fbaf7af9a22320550a074e4b4f47eb0ceca57db1e1ab5bc4f6e84',
 $source$create or replace function expiration.pause(job text, reason text default null) returns expiration.job
 language plpgsql volatile security definer
@@ -2186,7 +2789,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/resume.sql', 1, 31, 'routine',
+values ('expiration/resume.sql', 1, 44, 'routine',
     '23a1c4f72ff47458f029b91a1cceacf06fc90cba6f6478bb793ddc7f48234c53',
 $source$create or replace function expiration.resume(job text) returns expiration.job
 language plpgsql volatile security definer
@@ -2210,7 +2813,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/set_job.sql', 1, 32, 'routine',
+values ('expiration/set_job.sql', 1, 45, 'routine',
     'e6b4a886cfffdd1a3119dc692a114a8433f6dc462d510f018f5a1bd19eaa678f',
 $source$create or replace function expiration.set_job(
     job text,
@@ -2272,7 +2875,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/stop.sql', 1, 33, 'routine',
+values ('expiration/stop.sql', 1, 46, 'routine',
     '30a3ae967deafcbf65fb97f2ae6f50bc148f3e26fd731de9738b0081b179dd63',
 $source$create or replace function expiration.stop(job text) returns setof expiration.run
 language plpgsql volatile security definer
@@ -2296,7 +2899,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/claim_failed.sql', 1, 34, 'routine',
+values ('expiration/claim_failed.sql', 1, 47, 'routine',
     'c989dd565e9d59eb3183592c1fc6f163dba24c7bcb3ed22a5c2284b1441e0b01',
 $source$create or replace function expiration.claim_failed(
     job text,
@@ -2397,7 +3000,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/count_due.sql', 1, 35, 'routine',
+values ('expiration/count_due.sql', 1, 48, 'routine',
     '87dd3a604d2697e160ad7df9852ea3e1c8a568424bda4af1c3beeb63b85f3db7',
 $source$create or replace function expiration.count_due(
     job text,
@@ -2444,7 +3047,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/failed.sql', 1, 36, 'view',
+values ('expiration/failed.sql', 1, 49, 'view',
     '89ce527cef254e1875afbfbcafbb19e6dca39206cd668425c592ca720bbbb2cd',
 $source$create or replace view expiration.failed as
 select
@@ -2474,7 +3077,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/has_due.sql', 1, 37, 'routine',
+values ('expiration/has_due.sql', 1, 50, 'routine',
     '1ddac269b67d65cfb1807b18ee4bcbffa00db8a1224f7d3c572c38bcc3b80a9f',
 $source$create or replace function expiration.has_due(
     job text,
@@ -2513,7 +3116,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/history.sql', 1, 38, 'view',
+values ('expiration/history.sql', 1, 51, 'view',
     'b3a17134b2bad8da323a61c7d77653f14221a0c91528efb0fa1c7d145aa8e1ac',
 $source$create or replace view expiration.history as
 select
@@ -2545,7 +3148,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/log_event.sql', 1, 39, 'view',
+values ('expiration/log_event.sql', 1, 52, 'view',
     'd7c5666e3edb2f88b3a9863501821d86c1789041e0aa5f163a74f9605477ee6a',
 $source$create or replace view expiration.log_event as
 select
@@ -2641,7 +3244,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/is_alive.sql', 1, 40, 'routine',
+values ('expiration/is_alive.sql', 1, 53, 'routine',
     '8144c4ba0f2882646240e8bad5ade2df3200dcb90192b199c359a8a0b6e67de3',
 $source$create or replace function expiration.is_alive(run expiration.run) returns boolean
 language sql stable security definer
@@ -2685,7 +3288,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/partition.sql', 1, 41, 'view',
+values ('outbox/partition.sql', 1, 54, 'view',
     'f067c3b8fccb425bc7664b2417c3f254a008ff676bc8daeb30095661d39e5a9a',
 $source$create or replace view outbox.partition as
 select
@@ -2710,7 +3313,47 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/expire_items.sql', 1, 42, 'routine',
+values ('outbox/preview_replay.sql', 1, 55, 'routine',
+    '8c7321933ad2676c95671c6471367eaba98c5eedbd796f3cfdc67192f98e29d0',
+$source$create or replace function outbox.preview_replay(
+    event_ids uuid[] default null,
+    aggregate_id uuid default null,
+    topic text default null,
+    since timestamptz default null,
+    until timestamptz default null
+) returns setof outbox.event
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+as $function$
+begin
+    if num_nonnulls(event_ids, aggregate_id, topic, since, until) = 0 then
+        perform expiration.raise_error('nothing_chosen');
+    end if;
+    return query
+    select o.*
+    from (
+        -- as it was first appended, however often it was replayed
+        select distinct on (e.id) e.*
+        from outbox.event as e
+        where
+            (preview_replay.event_ids is null or e.id = any(preview_replay.event_ids))
+            and (preview_replay.aggregate_id is null or e.aggregate_id = preview_replay.aggregate_id)
+            and (preview_replay.topic is null or e.topic = preview_replay.topic)
+            and (preview_replay.since is null or e.created_at >= preview_replay.since)
+            and (preview_replay.until is null or e.created_at < preview_replay.until)
+        order by e.id, e.seq
+    ) as o
+    order by o.seq;
+end
+$function$;
+
+comment on function outbox.preview_replay(uuid[], uuid, text, timestamptz, timestamptz) is
+'The events that outbox.replay would append once more, each once, in the order in which they were first appended; everything given must hold. Only what the outbox still has: see outbox.settings.retention.';
+$source$)
+on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
+
+insert into expiration.installed_file (file, part, position, kind, checksum, source)
+values ('expiration/expire_items.sql', 1, 56, 'routine',
     '9aad4220b7d5dfda43c4a7c6a7b26025c2a30f43f75088b3c9dbc066c5e2605d',
 $source$create or replace function expiration.expire_items(
     phase text,
@@ -2737,7 +3380,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/cron_uninstall.sql', 1, 43, 'routine',
+values ('expiration/cron_uninstall.sql', 1, 57, 'routine',
     'e789fa8c0bed1f5576b9a8186e78d2d0e8f0f0047a61e3c2ea5625ebeff642de',
 $source$create or replace function expiration.cron_uninstall()
 returns table (jobname text, schedule text, command text, action text)
@@ -2765,7 +3408,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/claim_items.sql', 1, 44, 'routine',
+values ('expiration/claim_items.sql', 1, 58, 'routine',
     '323d2c8a1a942be603f348b181141f93901379c91058703d599207ca76b2b5ea',
 $source$create or replace function expiration.claim_items(
     job text,
@@ -2796,7 +3439,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/reap_runs.sql', 1, 45, 'routine',
+values ('expiration/reap_runs.sql', 1, 59, 'routine',
     'e83c4c51714ed7ab1595ef04852300708d9e77d7c457bbf47cbae33c511ce562',
 $source$create or replace function expiration.reap_runs(job text default null) returns setof expiration.run
 language plpgsql volatile security definer
@@ -2830,7 +3473,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/status.sql', 1, 46, 'view',
+values ('expiration/status.sql', 1, 60, 'view',
     '2e1d8d0bab781bbc02855d17439b0b4b4d678956d0dc9b129981c123ef0d4655',
 $source$create or replace view expiration.status as
 select
@@ -2900,7 +3543,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/is_item_fault.sql', 1, 47, 'routine',
+values ('expiration/is_item_fault.sql', 1, 61, 'routine',
     'ecce3beb7709e75de122661b69e6d0f1185f6403c9abb8247e55680a140d07ed',
 $source$create or replace function expiration.is_item_fault(
     phase text,
@@ -2943,7 +3586,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/start_run.sql', 1, 48, 'routine',
+values ('expiration/start_run.sql', 1, 62, 'routine',
     '8bcf09020e62e81e7101beadbe16d5e26801f0115045c32d4751a6fa47a52201',
 $source$create or replace function expiration.start_run(
     job text,
@@ -3111,7 +3754,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/expire_in_parts.sql', 1, 49, 'routine',
+values ('expiration/expire_in_parts.sql', 1, 63, 'routine',
     '7b7c445e394cb19b477de0552f26e6f508858b73cc5d7c68880ba72784094011',
 $source$create or replace function expiration.expire_in_parts(
     phase text,
@@ -3226,7 +3869,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/expire_batch.sql', 1, 50, 'routine',
+values ('expiration/expire_batch.sql', 1, 64, 'routine',
     '07544991f8a661f68546809473fcd468cb5e475fe6513dfe0b5d404d4162c29d',
 $source$create or replace function expiration.expire_batch(
     job text,
@@ -3336,7 +3979,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/expire_bookings_batch.sql', 1, 51, 'routine',
+values ('crm/expire_bookings_batch.sql', 1, 65, 'routine',
     '27ba48931a42a91bf04547bab6309660813a8bf2553990fed4f6bf1b7be3af63',
 $source$create or replace function crm.expire_bookings_batch(
     phase text,
@@ -3385,7 +4028,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/expire_leads_batch.sql', 1, 52, 'routine',
+values ('crm/expire_leads_batch.sql', 1, 66, 'routine',
     'e620a4bbd03966167c3021d5c9ec0013f3708a3687e9ca68f8b8cddbd0fc8ef1',
 $source$create or replace function crm.expire_leads_batch(
     as_of timestamptz default now(),
@@ -3428,7 +4071,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/run_batch.sql', 1, 53, 'routine',
+values ('expiration/run_batch.sql', 1, 67, 'routine',
     'a7e841ff893eb7d14b68e6c5f03e27ffd7ac4a5406b7ec19e5a4cbb2955a4355',
 $source$create or replace function expiration.run_batch(run_id uuid) returns expiration.batch_report
 language plpgsql volatile security definer
@@ -3580,7 +4223,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/run_job.sql', 1, 54, 'routine',
+values ('expiration/run_job.sql', 1, 68, 'routine',
     '0b0570432f64a477b677d419ed1104eac3fdac814cc06dd5d7dc629c73362764',
 $source$create or replace procedure expiration.run_job(job pg_catalog.text, as_of pg_catalog.timestamptz default null)
 language plpgsql
@@ -3659,8 +4302,8 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/errors.sql', 1, 55, 'routine',
-    '1263a66220b765dfe6e6dfc10755258f7068e704396e41ff3d944840cf828c40',
+values ('expiration/errors.sql', 1, 69, 'routine',
+    'd5d37057a0ddba7cb7cc55879b2d57e631f0d56c0ab0be676a29b7da5668c949',
 $source$create or replace function expiration.errors()
 returns table (sqlstate text, name text, message text, hint text)
 language sql immutable parallel safe
@@ -3698,6 +4341,16 @@ as $function$
         'See the comment of the function: \df+ in psql.'),
     ('XP015', 'rehearsal_passed', 'item %s can be changed',
         'Internal: it ends a rehearsal and never reaches a caller.'),
+    ('XP016', 'slot_lost', 'replication slot %s of the outbox is %s: no partition is dropped, since the outbox may be the only copy',
+        'pyrunner cdc recover makes it anew and sends what was not delivered; where nobody reads it any more: outbox.forget_slot.'),
+    ('XP017', 'too_many_events', 'more than %s events match, so none is replayed',
+        'Narrow it down (see outbox.preview_replay), or give a larger max_events.'),
+    ('XP018', 'nothing_chosen', 'nothing says which events',
+        'Give event_ids, aggregate_id, topic, since or until.'),
+    ('XP019', 'no_such_event', 'no event of the outbox matches, so none is replayed',
+        'See outbox.preview_replay; what was dropped after outbox.settings.retention is gone.'),
+    ('XP020', 'publication_differs', 'publication %s publishes something else than INSERTs into outbox.event through its root',
+        'Drop it, or give another name.'),
     -- the domain's guards
     ('XP101', 'lead_not_found', 'there is no lead %s',
         'Look its id up in crm.leads.'),
@@ -3708,7 +4361,7 @@ as $function$
     ('XP104', 'invalid_transition', 'CRM_INVALID_TRANSITION: %s %s is %s, so it cannot be changed by %s',
         'Terminal states never change; see the comments of the commands.'),
     ('XP105', 'property_not_available', 'CRM_PROPERTY_OBJECT_NOT_AVAILABLE: property object %s is kept by another booking',
-        'It becomes free once that booking has ended.')
+        'It becomes free once that booking has ended and, where it expired, the chessboard has taken note of that (chessboard.release).')
 $function$;
 
 comment on function expiration.errors() is
@@ -3717,7 +4370,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/raise_error.sql', 1, 56, 'routine',
+values ('expiration/raise_error.sql', 1, 70, 'routine',
     '743c226138d3daccf7bada15a674f6177b136fce0265538931c743da658c671b',
 $source$create or replace function expiration.raise_error(name text, variadic args text[] default '{}') returns void
 language plpgsql volatile
@@ -3740,7 +4393,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/check_command.sql', 1, 57, 'routine',
+values ('crm/check_command.sql', 1, 71, 'routine',
     '81490a059634ba0c61696ffcbbb2ce4b2f383712d4fb4fda40fc8505d5b9727e',
 $source$create or replace function crm.check_command(function_name text, variadic arguments text[]) returns void
 language plpgsql immutable
@@ -3762,7 +4415,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/check_deadline.sql', 1, 58, 'routine',
+values ('crm/check_deadline.sql', 1, 72, 'routine',
     '61d17a4ece04e31df3a746ec98c69bbfddffc950ea8787256ff4c46124055b14',
 $source$create or replace function crm.check_deadline(entity text, id uuid, deadline timestamptz, present timestamptz default null)
 returns void
@@ -3788,7 +4441,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/lock_booking.sql', 1, 59, 'routine',
+values ('crm/lock_booking.sql', 1, 73, 'routine',
     'f34fbfb10715af9ca1ab4824cabb03a33f02961e7268f23ae66983b1948afd76',
 $source$create or replace function crm.lock_booking(booking_id uuid, expected_version integer) returns crm.bookings
 language plpgsql volatile
@@ -3815,7 +4468,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/cron_schedule.sql', 1, 60, 'routine',
+values ('expiration/cron_schedule.sql', 1, 74, 'routine',
     '3141142bf2dfa7056c3283349016d30a44aa1092315c2b75778ee9937ce6cc5c',
 $source$create or replace function expiration.cron_schedule(job text, period interval, seconds_allowed boolean default false)
 returns text
@@ -3880,7 +4533,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/preview.sql', 1, 61, 'routine',
+values ('expiration/preview.sql', 1, 75, 'routine',
     'e0bd4895ea4f00dff044771e5692a1e14afd9521ca20d0ab00200bca1242cf4e',
 $source$create or replace function expiration.preview(
     job text,
@@ -3985,7 +4638,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/purge_history.sql', 1, 62, 'routine',
+values ('expiration/purge_history.sql', 1, 76, 'routine',
     '06bac01cb3feef6c10efb6294652872a81fe3918c145ab91066b3dbca4169397',
 $source$create or replace function expiration.purge_history(max_runs integer default 10000)
 returns table (runs bigint, batches bigint)
@@ -4082,7 +4735,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/retry_failed.sql', 1, 63, 'routine',
+values ('expiration/retry_failed.sql', 1, 77, 'routine',
     'c40262079eef2191430852505bf5af15f1f56fa143679acd261984fc0e24d7a1',
 $source$create or replace function expiration.retry_failed(job text, item_id uuid default null) returns setof expiration.failed_item
 language plpgsql volatile security definer
@@ -4116,7 +4769,112 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/make_partitions.sql', 1, 64, 'routine',
+values ('outbox/create_publication.sql', 1, 78, 'routine',
+    '2c875469249280aef2767d4b295c6c1fb1ce555de7943fd0a4be7049ead5ba7f',
+$source$create or replace function outbox.create_publication(name text default 'crm_outbox') returns boolean
+language plpgsql volatile strict
+set search_path = pg_catalog, pg_temp
+as $function$
+declare
+    v_is_right boolean;
+begin
+    select
+        p.pubinsert and not p.pubupdate and not p.pubdelete and not p.pubtruncate and p.pubviaroot and not p.puballtables
+        and (select array_agg(r.prrelid) from pg_publication_rel as r where r.prpubid = p.oid) = array['outbox.event'::regclass::oid]
+        and not exists (select from pg_publication_namespace as n where n.pnpubid = p.oid)
+        -- neither columns nor rows left out
+        and not exists (
+            select from pg_publication_rel as r where r.prpubid = p.oid and (r.prattrs is not null or r.prqual is not null)
+        )
+    into v_is_right
+    from pg_publication as p
+    where p.pubname = create_publication.name;
+    if v_is_right then
+        return false;
+    elsif not v_is_right then
+        perform expiration.raise_error('publication_differs', create_publication.name);
+    end if;
+    execute format(
+        'create publication %I for table outbox.event with (publish = %L, publish_via_partition_root = true)',
+        create_publication.name, 'insert'
+    );
+    execute format('comment on publication %I is %L', create_publication.name, 'New events of the outbox, for Debezium.');
+    return true;
+end
+$function$;
+
+comment on function outbox.create_publication(text) is
+'Makes the publication that Debezium reads: INSERTs into outbox.event, as of the root whatever the partition. Returns whether it was made; false where it is there already; XP018 where one of that name publishes something else. Runs as the caller: a superuser, or a member of crm_owner with CREATE on the database.';
+$source$)
+on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
+
+insert into expiration.installed_file (file, part, position, kind, checksum, source)
+values ('outbox/drop_partitions.sql', 1, 79, 'routine',
+    '483b3b5c1fee0a6cdfccf9a39a661450c224274b9f8caac413b8c042e650dc30',
+$source$create or replace function outbox.drop_partitions()
+returns table (partition text, estimated_events bigint, bytes bigint)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set timezone = 'UTC'
+set lock_timeout = '2s'
+as $function$
+declare
+    v_slot record;
+    v_confirmed pg_lsn;
+    v_partition record;
+    v_sealed pg_lsn;
+    v_is_late boolean;
+begin
+    select s.name, s.state into v_slot from outbox.slot_status as s where s.state in ('missing', 'lost') order by s.name limit 1;
+    if found then
+        perform expiration.raise_error('slot_lost', v_slot.name, v_slot.state);
+    end if;
+    select min(s.confirmed_flush_lsn) into v_confirmed from outbox.slot_status as s;
+    -- no slot has ever read the outbox, so it is the only copy; and two of us at once would only get in each other's way
+    if v_confirmed is null or not pg_try_advisory_xact_lock(hashtext('outbox.drop_partitions')) then
+        return;
+    end if;
+
+    for v_partition in
+        select p.name, p.estimated_events, p.bytes
+        from outbox.partition as p
+        where not p.is_default and p.to_time < now() - (select s.retention from outbox.settings as s)
+        order by p.from_time
+    loop
+        select s.lsn into v_sealed from outbox.sealed_partition as s where s.partition = v_partition.name;
+        if not found then
+            begin
+                -- whoever has written to it holds a lock until its transaction ends
+                execute format('lock table outbox.%I in share mode nowait', v_partition.name);
+            exception
+                when lock_not_available then
+                    continue;
+            end;
+            insert into outbox.sealed_partition (partition, lsn) values (v_partition.name, pg_current_wal_insert_lsn());
+        elsif v_confirmed >= v_sealed then
+            lock table outbox.event in access exclusive mode;
+            execute format('select exists (select from outbox.%I as e where e.lsn >= $1)', v_partition.name)
+            into v_is_late using v_sealed;
+            delete from outbox.sealed_partition as s where s.partition = v_partition.name;
+            -- somebody gave a created_at of his own: seal it again
+            continue when v_is_late;
+            execute format('drop table outbox.%I', v_partition.name);
+            partition := v_partition.name;
+            estimated_events := v_partition.estimated_events;
+            bytes := v_partition.bytes;
+            return next;
+        end if;
+    end loop;
+end
+$function$;
+
+comment on function outbox.drop_partitions() is
+'Drops partitions that are past outbox.settings.retention and that every slot of outbox.slot has confirmed; returns them. In two calls: the first seals a partition to which nobody writes, a later one drops it once the seal is confirmed. Raises XP016 while a registered slot is missing or lost: the outbox is then the only copy. Does nothing where no slot is registered. Waits at most 2 s for a lock.';
+$source$)
+on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
+
+insert into expiration.installed_file (file, part, position, kind, checksum, source)
+values ('outbox/make_partitions.sql', 1, 80, 'routine',
     'e6dbebfd9ffd36da4f85113d3ccec3e78d522f3ab74e2d40fdd0e48b955c0a82',
 $source$create or replace function outbox.make_partitions(days_ahead integer default null)
 returns table (partition text, events_moved bigint)
@@ -4195,7 +4953,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/refuse_update.sql', 1, 65, 'routine',
+values ('outbox/refuse_update.sql', 1, 81, 'routine',
     '04508878c8585d6c495f53a3345fc0b08e724892f2c7eb72f8107f7e10fab8ec',
 $source$create or replace function outbox.refuse_update() returns trigger
 language plpgsql volatile security definer
@@ -4214,7 +4972,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/refuse_update.sql', 2, 66, 'trigger',
+values ('outbox/refuse_update.sql', 2, 82, 'trigger',
     '5a8ef09535628cd5f1475ecca4bea5cb0a406f26700efac96e1b513274b72073',
 $source$create or replace trigger event_is_append_only
 before update on outbox.event
@@ -4226,7 +4984,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/extend_lead.sql', 1, 67, 'routine',
+values ('crm/extend_lead.sql', 1, 83, 'routine',
     '7e45e89005ddb702b6c78064b7fdf33b423548e1ac92450399e04e76870d95a1',
 $source$create or replace function crm.extend_lead(
     lead_id uuid,
@@ -4283,8 +5041,8 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/reserve_property.sql', 1, 68, 'routine',
-    '41e61ebceff802dbfacb3ac1a794d3afc18d3f088eb46d52be3686a4bf230722',
+values ('crm/reserve_property.sql', 1, 84, 'routine',
+    '375d5b54faca88a2d2315f83b44c3316e9dd79f570510bd7f4b9f9934838a3f8',
 $source$create or replace function crm.reserve_property(
     tenant_id uuid,
     deal_id uuid,
@@ -4320,17 +5078,28 @@ begin
             end if;
             perform expiration.raise_error('property_not_available', property_object_id::text);
     end;
+    -- after the insert, whose wait for an expiration that was being written this statement sees the end of
+    if exists (
+        select
+        from crm.bookings as b
+        where
+            b.property_object_id = reserve_property.property_object_id
+            and b.status in ('ReserveExpired', 'BookingExpired')
+            and not exists (select from chessboard.release as r where r.booking_id = b.id)
+    ) then
+        perform expiration.raise_error('property_not_available', property_object_id::text);
+    end if;
     return crm.record_command(v_booking, 'Reserve', 'PropertyReserved', null, actor, correlation_id);
 end
 $function$;
 
 comment on function crm.reserve_property(uuid, uuid, uuid, timestamptz, text, uuid) is
-'Manager''s command: reserves a property object for a deal until reserve_expires_at and returns the booking. Refused with CRM_PROPERTY_OBJECT_NOT_AVAILABLE (XP105) while another active booking keeps it; waits for one that is being written.';
+'Manager''s command: reserves a property object for a deal until reserve_expires_at and returns the booking. Refused with CRM_PROPERTY_OBJECT_NOT_AVAILABLE (XP105) while another active booking keeps it, and after the expiration of one until the chessboard has freed it; waits for one that is being written.';
 $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/cancel_booking.sql', 1, 69, 'routine',
+values ('crm/cancel_booking.sql', 1, 85, 'routine',
     '2edf33e12c06fe5531c695b815d99fa3b4d4a11dd8fec68071f94ca9fdeedb27',
 $source$create or replace function crm.cancel_booking(
     booking_id uuid,
@@ -4366,7 +5135,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/confirm_booking.sql', 1, 70, 'routine',
+values ('crm/confirm_booking.sql', 1, 86, 'routine',
     'fc581cb9bc6fa04c6531bfe9b33282375fdb491ade6401847b25c802517c439b',
 $source$create or replace function crm.confirm_booking(
     booking_id uuid,
@@ -4409,7 +5178,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/extend_booking.sql', 1, 71, 'routine',
+values ('crm/extend_booking.sql', 1, 87, 'routine',
     '5309fbe121fad6bb078f36fe1311543f20f5c0352c9444f3e82cc47435b9128b',
 $source$create or replace function crm.extend_booking(
     booking_id uuid,
@@ -4455,8 +5224,8 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/run_upkeep.sql', 1, 72, 'routine',
-    '522a3aba6195110484d098acdc6b09094833a61d5f37cc2e74c6a4d8bccef42f',
+values ('expiration/run_upkeep.sql', 1, 88, 'routine',
+    'a57c83ab66393f263880bb2f2349cf2b881b1d0c2bb89a6a8e324a7e8b3659e6',
 $source$create or replace procedure expiration.run_upkeep()
 language plpgsql
 as $procedure$
@@ -4470,7 +5239,7 @@ declare
 begin
     commit;
     -- one step that fails does not keep the others from being done; the first failure is raised at the end
-    foreach v_step in array array['make partitions', 'reap runs', 'purge history', 'purge history of pg_cron'] loop
+    foreach v_step in array array['make partitions', 'drop partitions', 'reap runs', 'purge history', 'purge history of pg_cron'] loop
         loop
             v_runs := 0;
             v_sqlstate := null;
@@ -4478,6 +5247,8 @@ begin
                 -- no CASE: it would compare by whatever = the caller's search_path finds
                 if v_step operator(pg_catalog.=) 'make partitions' then
                     perform outbox.make_partitions();
+                elsif v_step operator(pg_catalog.=) 'drop partitions' then
+                    perform outbox.drop_partitions();
                 elsif v_step operator(pg_catalog.=) 'reap runs' then
                     perform expiration.reap_runs();
                 elsif v_step operator(pg_catalog.=) 'purge history' then
@@ -4508,12 +5279,12 @@ end
 $procedure$;
 
 comment on procedure expiration.run_upkeep() is
-'Keeps house, once an hour say: partitions of the outbox ahead, abandoned runs marked, old history purged, ours and pg_cron''s. Not inside a transaction block.';
+'Keeps house, once an hour say: partitions of the outbox made ahead and, once delivered and past their retention, dropped; abandoned runs marked, old history purged, ours and pg_cron''s. Not inside a transaction block.';
 $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/cron_plan.sql', 1, 73, 'routine',
+values ('expiration/cron_plan.sql', 1, 89, 'routine',
     'd05c9d347d5c5984a5887ed22781bdb85f822c6ec078a947b83e07e96e0a5a2c',
 $source$create or replace function expiration.cron_plan(seconds_allowed boolean default false)
 returns table (jobname text, schedule text, command text)
@@ -4536,7 +5307,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/cron_install.sql', 1, 74, 'routine',
+values ('expiration/cron_install.sql', 1, 90, 'routine',
     '628eb6729edad05d37c7aff2080262ad155544d8760c5066a35cb52d52aea268',
 $source$create or replace function expiration.cron_install()
 returns table (jobname text, schedule text, command text, action text)
@@ -4777,18 +5548,18 @@ begin
     for v_object in
         select 'schema' as kind, n.oid::regnamespace::text as name
         from pg_namespace as n
-        where n.nspname in ('crm', 'outbox', 'expiration') and n.nspowner = 'crm_owner'::regrole
+        where n.nspname in ('crm', 'outbox', 'expiration', 'chessboard', 'notifications') and n.nspowner = 'crm_owner'::regrole
         union all
         select 'routine', p.oid::regprocedure::text
         from pg_proc as p
         inner join pg_namespace as n on p.pronamespace = n.oid
-        where n.nspname in ('crm', 'outbox', 'expiration') and p.proowner = 'crm_owner'::regrole
+        where n.nspname in ('crm', 'outbox', 'expiration', 'chessboard', 'notifications') and p.proowner = 'crm_owner'::regrole
         union all
         select 'table', c.oid::regclass::text
         from pg_class as c
         inner join pg_namespace as n on c.relnamespace = n.oid
         where
-            n.nspname in ('crm', 'outbox', 'expiration')
+            n.nspname in ('crm', 'outbox', 'expiration', 'chessboard', 'notifications')
             and c.relowner = 'crm_owner'::regrole
             and c.relkind in ('r', 'p', 'v', 'S')
     loop
@@ -4798,11 +5569,12 @@ end
 $public$;
 
 -- monitor: sees runs, batches, failed items, settings, the outbox's partitions; no domain data but ids
-grant usage on schema expiration, outbox to crm_monitor;
+grant usage on schema expiration, outbox, chessboard, notifications to crm_monitor;
 grant select on
     expiration.job, expiration.run, expiration.batch, expiration.failed_item, expiration.purged_batch_total,
     expiration.purged_run_total, expiration.status, expiration.history, expiration.failed, expiration.log_event,
-    expiration.batch_total, expiration.run_total, outbox.partition, outbox.settings
+    expiration.batch_total, expiration.run_total, outbox.partition, outbox.settings, outbox.slot, outbox.slot_status,
+    outbox.replay_log, chessboard.parked_total, notifications.parked_total
 to crm_monitor;
 grant execute on function
     expiration.schema_version(), expiration.errors(), expiration.phases(text),
@@ -4828,6 +5600,7 @@ grant execute on function
     expiration.cron_install(),
     expiration.cron_uninstall(),
     outbox.make_partitions(integer),
+    outbox.drop_partitions(),
     crm.expire_leads_batch(timestamptz, integer, uuid, integer, timestamptz, uuid),
     crm.expire_bookings_batch(text, timestamptz, integer, uuid, integer, timestamptz, uuid)
 to crm_runner;
@@ -4839,7 +5612,11 @@ grant execute on function
     expiration.resume(text),
     expiration.stop(text),
     expiration.retry_failed(text, uuid),
-    expiration.set_job(text, interval, integer, integer, interval, integer, integer, interval, interval)
+    expiration.set_job(text, interval, integer, integer, interval, integer, integer, interval, interval),
+    outbox.preview_replay(uuid[], uuid, text, timestamptz, timestamptz),
+    outbox.replay(text, uuid[], uuid, text, timestamptz, timestamptz, integer),
+    outbox.register_slot(text, text, text),
+    outbox.forget_slot(text)
 to crm_operator;
 
 -- app: the CRM's own work; the jobs' tables are none of its business
@@ -4874,6 +5651,23 @@ grant execute on function
     crm.extend_lead(uuid, integer, timestamptz, text, uuid)
 to crm_app;
 
+-- consumers: each its own schema's functions and what they have put aside
+grant usage on schema chessboard to crm_chessboard;
+grant select on chessboard.release, chessboard.parked, chessboard.parked_total to crm_chessboard;
+grant execute on function
+    chessboard.free_property(uuid, uuid, uuid, uuid, text, timestamptz, text),
+    chessboard.park(text, integer, bigint, uuid, text, jsonb, bytea, text)
+to crm_chessboard;
+grant usage on schema notifications to crm_notifications;
+grant select on notifications.notice, notifications.parked, notifications.parked_total to crm_notifications;
+grant execute on function
+    notifications.file_notice(uuid, uuid, uuid, uuid, timestamptz, text),
+    notifications.park(text, integer, bigint, uuid, text, jsonb, bytea, text),
+    notifications.take_unsent(integer),
+    notifications.mark_sent(uuid),
+    notifications.mark_failed(uuid, text)
+to crm_notifications;
+
 -- ready at once: today's partition and those of the days ahead; upkeep makes the next ones
 do $partitions$
 begin
@@ -4888,7 +5682,7 @@ grant execute on function expiration.loadable_objects(), expiration.fingerprint(
 -- 6. Done
 
 insert into expiration.installation (version, installed_at, installed_by, last_migration, checksum)
-values ('0.2.0', clock_timestamp(), session_user, '0004.claim', 'c0377a5e96878319840bad77a9629527320a72ef878f081abdbfcdc7e3f80740')
+values ('0.2.0', clock_timestamp(), session_user, '0005.delivery', 'bf665cb902ed918ca30e73b3aac21a22912413dd7111e485b06bdd6609176401')
 on conflict (version) do update set
     installed_at = excluded.installed_at, installed_by = excluded.installed_by,
     last_migration = excluded.last_migration, checksum = excluded.checksum;

@@ -125,7 +125,7 @@ as $function$
     ) as c (class, object, namespace, xmin, ctid)
     inner join pg_catalog.pg_namespace as n on c.namespace = n.oid
     cross join lateral pg_catalog.pg_identify_object(c.class, c.object, 0) as i
-    where n.nspname in ('crm', 'outbox', 'expiration')
+    where n.nspname in ('crm', 'outbox', 'expiration', 'chessboard', 'notifications')
 $function$;
 comment on function expiration.loadable_objects() is
 'Functions, procedures, views and triggers in our schemas, whoever made them. stamp changes whenever the object is replaced.';

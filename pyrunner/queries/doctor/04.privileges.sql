@@ -79,7 +79,7 @@ select
     format('grant usage on schema %s to crm_owner;', s.nspname)
 from pg_namespace as s
 inner join ours as o on o.name = 'crm_owner'
-where s.nspname in ('crm', 'outbox', 'expiration') and not has_schema_privilege(o.oid, s.oid, 'usage')
+where s.nspname in ('crm', 'outbox', 'expiration', 'chessboard', 'notifications') and not has_schema_privilege(o.oid, s.oid, 'usage')
 union all
 select
     'error',
@@ -100,5 +100,5 @@ select
 from pg_proc as p
 inner join pg_namespace as s on p.pronamespace = s.oid
 cross join lateral aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) as a
-where s.nspname in ('crm', 'outbox', 'expiration') and p.prosecdef and a.grantee = 0
+where s.nspname in ('crm', 'outbox', 'expiration', 'chessboard', 'notifications') and p.prosecdef and a.grantee = 0
 having count(*) > 0

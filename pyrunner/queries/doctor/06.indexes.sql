@@ -21,7 +21,7 @@ present as (
     inner join pg_class as c on i.indexrelid = c.oid
     inner join pg_class as t on i.indrelid = t.oid
     inner join pg_namespace as s on t.relnamespace = s.oid
-    where s.nspname in ('crm', 'outbox', 'expiration')
+    where s.nspname in ('crm', 'outbox', 'expiration', 'chessboard', 'notifications')
 )
 
 select

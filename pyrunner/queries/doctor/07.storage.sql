@@ -7,7 +7,7 @@ select
 from pg_class as c
 inner join pg_namespace as s on c.relnamespace = s.oid
 cross join unnest(c.reloptions) as o (entry)
-where s.nspname in ('crm', 'outbox', 'expiration') and c.relkind = 'r' and o.entry in ('autovacuum_enabled=false', 'autovacuum_enabled=off')
+where s.nspname in ('crm', 'outbox', 'expiration', 'chessboard', 'notifications') and c.relkind = 'r' and o.entry in ('autovacuum_enabled=false', 'autovacuum_enabled=off')
 union all
 select
     'warning',

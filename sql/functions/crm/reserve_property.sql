@@ -33,9 +33,20 @@ begin
             end if;
             perform expiration.raise_error('property_not_available', property_object_id::text);
     end;
+    -- after the insert, whose wait for an expiration that was being written this statement sees the end of
+    if exists (
+        select
+        from crm.bookings as b
+        where
+            b.property_object_id = reserve_property.property_object_id
+            and b.status in ('ReserveExpired', 'BookingExpired')
+            and not exists (select from chessboard.release as r where r.booking_id = b.id)
+    ) then
+        perform expiration.raise_error('property_not_available', property_object_id::text);
+    end if;
     return crm.record_command(v_booking, 'Reserve', 'PropertyReserved', null, actor, correlation_id);
 end
 $function$;
 
 comment on function crm.reserve_property(uuid, uuid, uuid, timestamptz, text, uuid) is
-'Manager''s command: reserves a property object for a deal until reserve_expires_at and returns the booking. Refused with CRM_PROPERTY_OBJECT_NOT_AVAILABLE (XP105) while another active booking keeps it; waits for one that is being written.';
+'Manager''s command: reserves a property object for a deal until reserve_expires_at and returns the booking. Refused with CRM_PROPERTY_OBJECT_NOT_AVAILABLE (XP105) while another active booking keeps it, and after the expiration of one until the chessboard has freed it; waits for one that is being written.';

@@ -35,6 +35,16 @@ as $function$
         'See the comment of the function: \df+ in psql.'),
     ('XP015', 'rehearsal_passed', 'item %s can be changed',
         'Internal: it ends a rehearsal and never reaches a caller.'),
+    ('XP016', 'slot_lost', 'replication slot %s of the outbox is %s: no partition is dropped, since the outbox may be the only copy',
+        'pyrunner cdc recover makes it anew and sends what was not delivered; where nobody reads it any more: outbox.forget_slot.'),
+    ('XP017', 'too_many_events', 'more than %s events match, so none is replayed',
+        'Narrow it down (see outbox.preview_replay), or give a larger max_events.'),
+    ('XP018', 'nothing_chosen', 'nothing says which events',
+        'Give event_ids, aggregate_id, topic, since or until.'),
+    ('XP019', 'no_such_event', 'no event of the outbox matches, so none is replayed',
+        'See outbox.preview_replay; what was dropped after outbox.settings.retention is gone.'),
+    ('XP020', 'publication_differs', 'publication %s publishes something else than INSERTs into outbox.event through its root',
+        'Drop it, or give another name.'),
     -- the domain's guards
     ('XP101', 'lead_not_found', 'there is no lead %s',
         'Look its id up in crm.leads.'),
@@ -45,7 +55,7 @@ as $function$
     ('XP104', 'invalid_transition', 'CRM_INVALID_TRANSITION: %s %s is %s, so it cannot be changed by %s',
         'Terminal states never change; see the comments of the commands.'),
     ('XP105', 'property_not_available', 'CRM_PROPERTY_OBJECT_NOT_AVAILABLE: property object %s is kept by another booking',
-        'It becomes free once that booking has ended.')
+        'It becomes free once that booking has ended and, where it expired, the chessboard has taken note of that (chessboard.release).')
 $function$;
 
 comment on function expiration.errors() is

@@ -1,0 +1,34 @@
+create or replace function outbox.create_publication(name text default 'crm_outbox') returns boolean
+language plpgsql volatile strict
+set search_path = pg_catalog, pg_temp
+as $function$
+declare
+    v_is_right boolean;
+begin
+    select
+        p.pubinsert and not p.pubupdate and not p.pubdelete and not p.pubtruncate and p.pubviaroot and not p.puballtables
+        and (select array_agg(r.prrelid) from pg_publication_rel as r where r.prpubid = p.oid) = array['outbox.event'::regclass::oid]
+        and not exists (select from pg_publication_namespace as n where n.pnpubid = p.oid)
+        -- neither columns nor rows left out
+        and not exists (
+            select from pg_publication_rel as r where r.prpubid = p.oid and (r.prattrs is not null or r.prqual is not null)
+        )
+    into v_is_right
+    from pg_publication as p
+    where p.pubname = create_publication.name;
+    if v_is_right then
+        return false;
+    elsif not v_is_right then
+        perform expiration.raise_error('publication_differs', create_publication.name);
+    end if;
+    execute format(
+        'create publication %I for table outbox.event with (publish = %L, publish_via_partition_root = true)',
+        create_publication.name, 'insert'
+    );
+    execute format('comment on publication %I is %L', create_publication.name, 'New events of the outbox, for Debezium.');
+    return true;
+end
+$function$;
+
+comment on function outbox.create_publication(text) is
+'Makes the publication that Debezium reads: INSERTs into outbox.event, as of the root whatever the partition. Returns whether it was made; false where it is there already; XP018 where one of that name publishes something else. Runs as the caller: a superuser, or a member of crm_owner with CREATE on the database.';

@@ -1,0 +1,16 @@
+create or replace function outbox.register_slot(name text, publication text, connector text) returns boolean
+language plpgsql volatile strict security definer
+set search_path = pg_catalog, pg_temp
+as $function$
+begin
+    insert into outbox.slot as s (name, publication, connector)
+    values (register_slot.name, register_slot.publication, register_slot.connector)
+    on conflict on constraint slot_pkey do update
+    set publication = excluded.publication, connector = excluded.connector
+    where (s.publication, s.connector) is distinct from (excluded.publication, excluded.connector);
+    return found;
+end
+$function$;
+
+comment on function outbox.register_slot(text, text, text) is
+'Notes that a slot reads the outbox: from now on no partition is dropped before it has confirmed it, nor while it is missing or lost. Returns whether anything changed. Makes no slot.';
