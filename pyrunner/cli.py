@@ -233,7 +233,10 @@ def uninstall(
     dsn: DsnOption = None,
     drop_data: Annotated[
         bool,
-        typer.Option("--drop-data", help="Drop the schemas crm, outbox, expiration, chessboard and notifications with all their rows."),
+        typer.Option(
+            "--drop-data",
+            help="Drop our schemas (crm, outbox, expiration, chessboard, notifications) with all their rows.",
+        ),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     patience: PatienceOption = timedelta(minutes=2),

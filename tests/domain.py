@@ -255,7 +255,7 @@ def expire_batch(where: Where, phase: str, **arguments: Any) -> dict[str, Any]:
 
 
 def transition(where: Where, phase: str, ids: Sequence[UUID]) -> list[UUID]:
-    """Those that crm.expire_leads or crm.expire_bookings expires of a claim that lists these ids, whatever they are."""
+    """Those of these ids, whatever they are, that expire when a claim lists them."""
     table, call = (
         ("leads", sql.SQL("crm.expire_leads("))
         if phase == "Lead"
@@ -277,8 +277,8 @@ def release(where: Where) -> None:
     run(
         where,
         "insert into chessboard.release (booking_id, property_object_id, tenant_id, phase, expired_at)"
-        " select id, property_object_id, tenant_id, replace(status, 'Expired', ''), updated_at from crm.bookings"
-        " where status in ('ReserveExpired', 'BookingExpired') on conflict do nothing",
+        " select id, property_object_id, tenant_id, replace(status, 'Expired', ''), updated_at"
+        " from crm.bookings where status in ('ReserveExpired', 'BookingExpired') on conflict do nothing",
     )
 
 

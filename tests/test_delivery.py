@@ -33,7 +33,9 @@ def slot(db: Database) -> Iterator[str]:
     db.rows("select pg_create_logical_replication_slot(%s, 'pgoutput')", (name,))
     db.rows("select outbox.register_slot(%s, 'crm_outbox', 'crm-outbox')", (name,))
     yield name
-    db.rows("select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s", (name,))
+    db.rows(
+        "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s", (name,)
+    )
 
 
 def confirm(db: Database, slot: str) -> None:
@@ -95,7 +97,7 @@ def test_the_publication_publishes_inserts_of_the_root_alone(db: Database) -> No
 def test_a_publication_of_that_name_that_publishes_something_else_is_refused(
     db: Database, definition: str
 ) -> None:
-    db.rows(sql.SQL("create publication crm_outbox {}").format(sql.SQL(definition)))  # type: ignore[arg-type]
+    db.rows(sql.SQL("create publication crm_outbox {}").format(sql.SQL(definition)))
     with refused("XP020", "crm_outbox"):
         db.rows("select outbox.create_publication()")
 
@@ -210,14 +212,14 @@ def test_a_partition_that_somebody_is_writing_to_is_not_sealed(db: Database, slo
         "insert into outbox.event (created_at, aggregate_type, aggregate_id, tenant_id, event_type, topic, payload)"
         f" values ({OLD_DAY}, 'Lead', gen_random_uuid(), gen_random_uuid(), 'LeadExpiredEvent', 't', '{{}}')"
     )
-    writer.execute(insert)  # type: ignore[arg-type]
+    writer.execute(insert)
     assert dropped(db) == []
     assert db.value("select count(*) from outbox.sealed_partition") == 0
     writer.commit()
     assert dropped(db) == []
     assert db.value("select count(*) from outbox.sealed_partition") == 1
     # one that comes late breaks the seal
-    writer.execute(insert)  # type: ignore[arg-type]
+    writer.execute(insert)
     writer.commit()
     confirm(db, slot)
     assert dropped(db) == []
@@ -262,13 +264,17 @@ def test_a_replay_appends_the_same_events_with_their_ids_and_is_on_record(db: Da
         first[1]["seq"],
         first[3]["seq"],
     ]
-    row = operator.execute("select * from outbox.replay('INC-7: Kafka was restored', %s)", (chosen,)).fetchone()
+    row = operator.execute(
+        "select * from outbox.replay('INC-7: Kafka was restored', %s)", (chosen,)
+    ).fetchone()
     assert row is not None
     again = events(db)[5:]
     assert [{k: e[k] for k in COPIED} for e in again] == [{k: first[n][k] for k in COPIED} for n in (1, 3)]
     assert {e["replay_id"] for e in again} == {row[0]}
     assert all(e["replay_id"] is None for e in first)
-    ((reason, by, ids, count),) = db.rows("select reason, requested_by, event_ids, events from outbox.replay_log")
+    ((reason, by, ids, count),) = db.rows(
+        "select reason, requested_by, event_ids, events from outbox.replay_log"
+    )
     assert (reason, ids, count) == ("INC-7: Kafka was restored", chosen, 2)
     assert by == operator.info.user
     # a replay of what was replayed appends it once, not once a copy
@@ -318,14 +324,16 @@ def test_more_than_the_limit_is_refused_whole(db: Database) -> None:
 )
 def test_a_replay_that_says_too_little_is_refused(db: Database, call: str, sqlstate: str) -> None:
     with refused(sqlstate):
-        db.rows(sql.SQL("select * from {}").format(sql.SQL(call)))  # type: ignore[arg-type]
+        db.rows(sql.SQL("select * from {}").format(sql.SQL(call)))
     assert db.value("select count(*) from outbox.replay_log") == 0
 
 
 # ------------------------------------------------------------------------------------------ chessboard
 
 FREE = "select chessboard.free_property(%s, %s, %s, gen_random_uuid(), 'Reserve', now())"
-RESERVE = "select (crm.reserve_property(gen_random_uuid(), gen_random_uuid(), %s, now() + interval '1 day')).id"
+RESERVE = (
+    "select (crm.reserve_property(gen_random_uuid(), gen_random_uuid(), %s, now() + interval '1 day')).id"
+)
 
 
 @pytest.mark.requirement("B13")
@@ -393,7 +401,9 @@ def test_an_event_has_its_effect_once_whatever_comes_again(db: Database) -> None
 @pytest.mark.requirement("X6")
 def test_a_notice_is_filed_once_and_sent_until_it_was_sent(db: Database) -> None:
     session = db.connect("crm_notifications", autocommit=False)
-    file = "select notifications.file_notice(%s, gen_random_uuid(), gen_random_uuid(), gen_random_uuid(), now())"
+    file = (
+        "select notifications.file_notice(%s, gen_random_uuid(), gen_random_uuid(), gen_random_uuid(), now())"
+    )
     found = [session.execute(file, (UUID(int=n),)).fetchone() for n in (1, 1, 2)]
     assert found == [(True,), (False,), (True,)]
     session.commit()
@@ -418,14 +428,18 @@ def test_a_notice_is_filed_once_and_sent_until_it_was_sent(db: Database) -> None
     assert unsent(other) == []
     db.rows("update notifications.notice set last_attempt_at = last_attempt_at - interval '1 s'")
     assert unsent(other) == [UUID(int=2)]
-    db.rows("update notifications.notice set attempts = 1000000, last_attempt_at = now() - interval '5 minutes'")
+    db.rows(
+        "update notifications.notice set attempts = 1000000, last_attempt_at = now() - interval '5 minutes'"
+    )
     assert unsent(other) == [UUID(int=2)]
 
 
 @pytest.mark.parametrize("schema", ["chessboard", "notifications"])
 def test_a_message_is_parked_once(db: Database, schema: str) -> None:
     session = db.connect(f"crm_{schema}")
-    park = sql.SQL("select {}.park('t', 0, 5, null, null, null, null, 'no JSON')").format(sql.Identifier(schema))
+    park = sql.SQL("select {}.park('t', 0, 5, null, null, null, null, 'no JSON')").format(
+        sql.Identifier(schema)
+    )
     assert [session.execute(park).fetchone() for _ in range(2)] == [(True,), (False,)]
     total = sql.SQL("select topic, messages from {}.parked_total").format(sql.Identifier(schema))
     assert session.execute(total).fetchall() == [("t", 1)]
