@@ -466,11 +466,11 @@ def test_a_row_that_moved_after_the_claims_snapshot_and_is_still_due_expires_fro
     db.wait_for_lock(job.pid)
     manager.commit()
     keeper.execute("select pg_advisory_unlock_all()")
-    places = db.rows(sql.SQL("select id, ctid::text from {}").format(table))
+    places: dict[UUID, str] = dict(db.rows(sql.SQL("select id, ctid::text from {}").format(table)))
     found = job.result()
     assert found is not None
     assert found[0] == ids == [first, second]
-    assert found[1] == "{{{}}}".format(",".join(f'"{dict(places)[one]}"' for one in ids))
+    assert found[1] == "{{{}}}".format(",".join(f'"{places[one]}"' for one in ids))
 
 
 @pytest.mark.requirement("L9")
@@ -483,8 +483,10 @@ def test_a_batch_makes_no_multixact(db: Database, phase: str) -> None:
     reader.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
     reader.execute("select 1 from crm.leads")
     assert run_job(db, JOB_OF[phase])["expired"] == 20
-    before = dict(reader.execute(sql.SQL("select id, xmax::text from {}").format(table)).fetchall())
-    after = dict(db.rows(sql.SQL("select id, xmin::text from {}").format(table)))
+    before: dict[UUID, str] = dict(
+        reader.execute(sql.SQL("select id, xmax::text from {}").format(table)).fetchall()
+    )
+    after: dict[UUID, str] = dict(db.rows(sql.SQL("select id, xmin::text from {}").format(table)))
     assert before == after
 
 
