@@ -1,0 +1,1 @@
+"""Consumers of the outbox's events: the chessboard, which frees property objects, and the notifications."""
