@@ -1,0 +1,1 @@
+"""Latency, rate and cost of the way from the outbox to Kafka: `python -m benchmarks.cdc`."""

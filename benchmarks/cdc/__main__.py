@@ -1,0 +1,113 @@
+"""The command: measures, prints the tables, and writes them for the README."""
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import httpx
+import psycopg
+import typer
+from confluent_kafka import KafkaException
+from rich.console import Console
+
+from benchmarks.cdc.lab import FOLDER, Lab
+from benchmarks.cdc.report import RESULTS, Results
+from benchmarks.cdc.scale import FULL, QUICK, TINY
+from benchmarks.cdc.scenarios import SCENARIOS, Comparison, Row, chosen, warm_up
+from benchmarks.lab import BenchError
+from benchmarks.report import Machine
+from pyrunner.errors import PyrunnerError, one_line
+from pyrunner.postgres import find_binaries
+
+app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+
+
+def _listing() -> str:
+    return "The scenarios:\n\n" + "\n\n".join(f"[bold]{one.name}[/]  {one.about}" for one in SCENARIOS)
+
+
+@app.command(epilog=_listing())
+def bench(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer events, fewer rounds.")] = False,
+    tiny: Annotated[bool, typer.Option("--tiny", hidden=True)] = False,
+    only: Annotated[
+        str, typer.Option(metavar="NAMES", help="Just these scenarios, separated by commas.")
+    ] = "",
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures of all rounds there.")
+    ] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the tables there as Markdown; a full run writes benchmarks/results-cdc.md by itself.",
+        ),
+    ] = None,
+    pg: Annotated[
+        int | None,
+        typer.Option(metavar="MAJOR", help="Version of PostgreSQL; by default what `pyrunner stack` takes."),
+    ] = None,
+    folder: Annotated[
+        Path,
+        typer.Option(
+            metavar="FOLDER",
+            help="Where the stack's files go: some 5 GB for a while.",
+            show_default=".cache/bench-cdc",
+        ),
+    ] = FOLDER,
+) -> None:
+    """Measures the way from the outbox to a consumer, on a stack of its own, and prints the tables."""
+    console, progress = Console(), Console(stderr=True)
+    if not console.is_terminal:
+        console.width = 160
+    scale = TINY if tiny else QUICK if quick else FULL
+    if scale is FULL and not only:
+        results = results or RESULTS
+    lines: list[Row | Comparison] = []
+    done: Results | None = None
+
+    def say(text: str) -> None:
+        progress.print(text, style="dim", highlight=False)
+
+    try:
+        scenarios = chosen([name.strip() for name in only.split(",") if name.strip()])
+        binaries = None if pg is None else find_binaries(pg, prefer=("local", "embedded"))
+        with _terminable(), Lab(scale, folder=folder, binaries=binaries, say=say) as lab:
+            done = Results(lines, scale, Machine(lab.version), lab.software)
+            warm_up(lab)
+            for scenario in scenarios:
+                lines += scenario.run(lab)
+    except (BenchError, PyrunnerError, psycopg.Error, KafkaException, httpx.HTTPError) as error:
+        if done is not None:
+            done.show(console)
+        progress.print(f"bench-cdc: {one_line(str(error))}", style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+    done.show(console)
+    if results is not None:
+        results.write_text(done.as_markdown())
+        console.print(f"written: {os.path.relpath(results)}")
+    if json_file is not None:
+        json_file.write_text(done.as_json())
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends it as Ctrl-C does, so that the stack is removed."""
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        sys.exit(143)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m benchmarks.cdc")
