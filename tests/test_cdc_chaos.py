@@ -311,7 +311,7 @@ def test_a_connect_that_is_killed_amid_a_backlog_sends_none_of_it_twice(
     uncommitted = read_all(stack.bootstrap_servers, wired.topics, isolation="read_uncommitted")
     with capsys.disabled():
         sys.stdout.write(
-            f"\nConnect killed 4 times amid 20,000 events: {len(uncommitted) - len(records)} copies were aborted\n"
+            f"\n4 kills of Connect amid 20,000 events: {len(uncommitted) - len(records)} copies aborted\n"
         )
 
 
