@@ -10,11 +10,13 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from types import FrameType
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, ClassVar, Final, TypeVar
 from uuid import UUID
 
 import psycopg
 import typer
+import typer.core
+import typer.main
 from psycopg import sql as composed
 from rich.text import Text
 
@@ -72,9 +74,65 @@ app = typer.Typer(
 failed_app = typer.Typer(no_args_is_help=True, help="Items that failed alone (poison).")
 config_app = typer.Typer(no_args_is_help=True, help="Settings of the jobs.")
 cron_app = typer.Typer(no_args_is_help=True, help="The jobs in pg_cron.")
+
+
+def _reflow(group: typer.Typer) -> None:
+    """Typer keeps the line breaks of a docstring, which suit no other width."""
+    for command in group.registered_commands:
+        command.help = "\n\n".join(
+            " ".join(paragraph.split())
+            for paragraph in str(getattr(command.callback, "__doc__", "")).split("\n\n")
+        )
+
+
+class _Lazy(typer.core.TyperGroup):
+    """Commands in a module that is loaded when one of them is asked for: Kafka's client takes a while."""
+
+    module: ClassVar[str]
+
+    def _loaded(self) -> Any:
+        try:
+            module = importlib.import_module(self.module)
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            raise UsageError(
+                f"`pyrunner {self.name}` needs the package {package}, which is not installed.",
+                hint="pip install 'pyrunner[cdc]'",
+            ) from None
+        group: typer.Typer = getattr(module, f"{self.name}_app")
+        _reflow(group)
+        return typer.main.get_command(group)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self._loaded().list_commands(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return self._loaded().get_command(ctx, cmd_name)
+
+
+class _Cdc(_Lazy):
+    module = "pyrunner.cdc.commands"
+
+
+class _Stack(_Lazy):
+    module = "pyrunner.stack.commands"
+
+
+cdc_app = typer.Typer(
+    cls=_Cdc,
+    no_args_is_help=True,
+    help="From the outbox to Kafka: set up, watch, replay and mend the way by Debezium.",
+)
+stack_app = typer.Typer(
+    cls=_Stack,
+    no_args_is_help=True,
+    help="PostgreSQL, Kafka and Kafka Connect on this machine, for a first look.",
+)
 app.add_typer(failed_app, name="failed")
 app.add_typer(config_app, name="config")
 app.add_typer(cron_app, name="cron")
+app.add_typer(cdc_app, name="cdc")
+app.add_typer(stack_app, name="stack")
 
 
 # ------------------------------------------------------------------------------------------------- arguments
@@ -957,12 +1015,7 @@ def demo(context: typer.Context) -> None:
 
 
 for _group in (app, failed_app, config_app, cron_app):
-    for _command in _group.registered_commands:
-        # typer keeps the line breaks of a docstring, which suit no other width
-        _command.help = "\n\n".join(
-            " ".join(paragraph.split())
-            for paragraph in str(getattr(_command.callback, "__doc__", "")).split("\n\n")
-        )
+    _reflow(_group)
 
 
 # ----------------------------------------------------------------------------------------------------- entry

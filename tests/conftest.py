@@ -10,7 +10,19 @@ import pytest
 
 from pyrunner.postgres import Binaries
 from tests import servers
+from tests.kafka import stack, stack_db, stack_server, wired
 from tests.servers import Database, Provider, Server, UnavailableError, need
+
+__all__ = ["stack", "stack_db", "stack_server", "wired"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A file's tests stay on one server, those of Kafka on one stack; these come first: they take long."""
+    for item in items:
+        on_kafka = item.get_closest_marker("kafka") is not None
+        item.add_marker(pytest.mark.xdist_group("kafka" if on_kafka else item.location[0]))
+    items.sort(key=lambda item: item.get_closest_marker("kafka") is None)
+
 
 PROVIDER = pytest.StashKey[Provider]()
 FOLDER = pytest.StashKey[Path]()

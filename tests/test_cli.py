@@ -179,7 +179,10 @@ def test_without_an_installation_the_command_to_type_is_named(
     answer = pyrunner(*command, dsn=bare_db.dsn, code=4)
     assert answer.err == "pyrunner: Nothing is installed in this database.\n  Run `pyrunner migrate`.\n"
     assert (
-        bare_db.value("select count(*) from pg_namespace where nspname in ('crm', 'outbox', 'expiration', 'chessboard', 'notifications')")
+        bare_db.value(
+            "select count(*) from pg_namespace where nspname in ("
+            "'crm', 'outbox', 'expiration', 'chessboard', 'notifications')"
+        )
         == 0
     )
 
@@ -371,7 +374,13 @@ def test_uninstalling_asks_first_and_keeps_the_data_unless_told(db: Database) ->
     pyrunner("run", LEADS, dsn=db.dsn)
     assert statuses(db, "Lead", leads) == {"Expired": 2}
     pyrunner("uninstall", "--drop-data", "--yes", dsn=db.dsn)
-    assert db.value("select count(*) from pg_namespace where nspname in ('crm', 'outbox', 'expiration', 'chessboard', 'notifications')") == 0
+    assert (
+        db.value(
+            "select count(*) from pg_namespace where nspname in ("
+            "'crm', 'outbox', 'expiration', 'chessboard', 'notifications')"
+        )
+        == 0
+    )
 
 
 def test_sql_prints_the_installation_for_psql(bare_db: Database, tmp_path: Path) -> None:

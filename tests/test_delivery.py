@@ -1,4 +1,4 @@
-"""What the outbox and the consumers' tables do around Kafka: slots, retention, replay, the chessboard's release."""
+"""What the outbox and the consumers' tables do around Kafka: slots, retention, replay, effects."""
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -46,7 +46,8 @@ def confirm(db: Database, slot: str) -> None:
 def age(db: Database, count: int = 3) -> str:
     """Events of twenty days ago, in a partition of their own, whose name it returns."""
     db.rows(
-        "insert into outbox.event (created_at, aggregate_type, aggregate_id, tenant_id, event_type, topic, payload)"
+        "insert into outbox.event"
+        " (created_at, aggregate_type, aggregate_id, tenant_id, event_type, topic, payload)"
         f" select {OLD_DAY}, 'Lead', gen_random_uuid(), gen_random_uuid(), 'LeadExpiredEvent', 't', '{{}}'"
         " from generate_series(1, %s)",
         (count,),
@@ -209,7 +210,8 @@ def test_a_partition_that_somebody_is_writing_to_is_not_sealed(db: Database, slo
     old = age(db)
     writer = db.connect(autocommit=False)
     insert = (
-        "insert into outbox.event (created_at, aggregate_type, aggregate_id, tenant_id, event_type, topic, payload)"
+        "insert into outbox.event"
+        " (created_at, aggregate_type, aggregate_id, tenant_id, event_type, topic, payload)"
         f" values ({OLD_DAY}, 'Lead', gen_random_uuid(), gen_random_uuid(), 'LeadExpiredEvent', 't', '{{}}')"
     )
     writer.execute(insert)
@@ -450,9 +452,9 @@ def test_a_consumer_can_touch_no_other_schemas_tables(db: Database, role: str) -
     own = role.removeprefix("crm_")
     session = db.connect(role)
     tables = db.rows(
-        "select c.oid::regclass::text from pg_class as c inner join pg_namespace as n on c.relnamespace = n.oid"
-        " where n.nspname in ('crm', 'outbox', 'expiration', 'chessboard', 'notifications') and c.relkind in ('r', 'p')"
-        " and n.nspname <> %s",
+        "select c.oid::regclass::text from pg_class as c where c.relkind in ('r', 'p')"
+        " and c.relnamespace = any ('{crm,outbox,expiration,chessboard,notifications}'::regnamespace[])"
+        " and c.relnamespace <> %s::regnamespace",
         (own,),
     )
     assert len(tables) > 20

@@ -351,8 +351,28 @@ def test_a_slot_that_nobody_reads_or_that_is_lost_is_found(private_server: Calla
             run(db, "select pg_switch_wal()")
             run(db, "checkpoint")
         db.wait_until("select wal_status = 'lost' from pg_replication_slots")
-        the(doctor(db, code=9), "slot crm_outbox has lost its place in the log", "error")
+        found = the(doctor(db, code=9), "slot crm_outbox has lost its place in the log", "error")
+        assert found["remedy"] == "select pg_drop_replication_slot('crm_outbox');"
+        run(db, "select outbox.register_slot('crm_outbox', 'crm_outbox', 'crm-outbox')")
+        found = the(doctor(db, code=9), "slot crm_outbox has lost its place in the log", "error")
+        assert found["remedy"] == "pyrunner cdc recover --slot crm_outbox"
         run(db, "select pg_drop_replication_slot('crm_outbox')")
+        the(doctor(db, code=9), "slot crm_outbox, which reads the outbox, is not there", "error")
+
+
+def test_partitions_that_are_kept_because_nobody_is_known_to_read_them_are_found(sound: Database) -> None:
+    run(
+        sound,
+        "insert into outbox.event"
+        " (created_at, aggregate_type, aggregate_id, tenant_id, event_type, topic, payload)"
+        " values (now() - interval '20 days', 'Lead', gen_random_uuid(), gen_random_uuid(), 'E', 't', '{}')",
+    )
+    run(sound, "select outbox.make_partitions()")
+    the(
+        doctor(sound, code=10),
+        "partitions of the outbox past their retention, and no slot registered: 1",
+        "warning",
+    )
 
 
 def test_settings_of_the_server_that_hinder_are_found(private_server: Callable[..., Server]) -> None:

@@ -741,7 +741,8 @@ def test_nothing_to_do_needs_no_lock_on_any_table_or_view(bare_db: Database) -> 
     for schema, name in bare_db.rows(
         "select n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace"
         " where n.nspname in ('crm', 'outbox') and c.relkind in ('r', 'p')"
-        " or n.nspname in ('crm', 'outbox', 'expiration', 'chessboard', 'notifications') and c.relkind = 'v'"
+        " or n.nspname in ('crm', 'outbox', 'expiration', 'chessboard', 'notifications')"
+        " and c.relkind = 'v'"
     ):
         # a dump locks everything in this mode; writers hold what a trigger's replacement would wait for
         mode = (
@@ -962,13 +963,14 @@ def test_createrole_and_create_on_the_database_are_enough(
     assert migrate(dsn).applied == ()
     assert not database.rows(
         "select relname from pg_class c join pg_namespace n on n.oid = c.relnamespace"
-        " where nspname in ('crm', 'outbox', 'expiration', 'chessboard', 'notifications') and relowner <> 'crm_owner'::regrole"
+        " where nspname in ('crm', 'outbox', 'expiration', 'chessboard', 'notifications')"
+        " and relowner <> 'crm_owner'::regrole"
     )
     result = uninstall(dsn, drop_data=True)
     assert check_installation(dsn).status is Installed.ABSENT
     assert [name for name in result.dropped if name.startswith("role")] == [
-        "role crm_notifications", "role crm_chessboard", "role crm_app", "role crm_monitor", "role crm_operator",
-        "role crm_runner", "role crm_owner",
+        "role crm_notifications", "role crm_chessboard", "role crm_app", "role crm_monitor",
+        "role crm_operator", "role crm_runner", "role crm_owner",
     ]  # fmt: skip
 
 

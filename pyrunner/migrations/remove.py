@@ -64,7 +64,7 @@ def uninstall(
 
     Args:
         conninfo: as psql takes it. Needs a superuser, or a member of crm_owner; roles go only by CREATEROLE.
-        drop_data: also drops the schemas crm, outbox, expiration, chessboard and notifications with everything in them.
+        drop_data: also drops our schemas with everything in them.
         on_progress: told, in words, what is done and what is waited for.
         patience: seconds that it may be put off by locks of others before it is given up.
 

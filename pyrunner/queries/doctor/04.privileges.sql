@@ -4,7 +4,7 @@ with ours as (
         r.rolname::text as name,
         r.oid
     from pg_roles as r
-    where r.rolname in ('crm_owner', 'crm_runner', 'crm_operator', 'crm_monitor', 'crm_app')
+    where r.rolname in ('crm_owner', 'crm_runner', 'crm_operator', 'crm_monitor', 'crm_app', 'crm_chessboard', 'crm_notifications')
 ),
 
 -- what the functions need, whoever owns the tables
@@ -50,7 +50,7 @@ select
     format('there is no role %s', w.name),
     'the installation is not complete',
     'pyrunner migrate'
-from (values ('crm_owner'), ('crm_runner'), ('crm_operator'), ('crm_monitor'), ('crm_app')) as w (name)
+from (values ('crm_owner'), ('crm_runner'), ('crm_operator'), ('crm_monitor'), ('crm_app'), ('crm_chessboard'), ('crm_notifications')) as w (name)
 where w.name not in (select o.name from ours as o)
 union all
 select
