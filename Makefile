@@ -74,7 +74,8 @@ lock: ## write requirements.lock anew from pyproject.toml (UPGRADE=1 takes newer
 	@.ci/lock $(if $(UPGRADE),--upgrade)
 
 .PHONY: clean
-clean: ## stop the demo's server and remove what make has made
+clean: ## stop the demo's server and the stack, and remove what make has made
+	@if [ -x $(BIN)/pyrunner ] && [ -d .pyrunner/stack ]; then $(BIN)/pyrunner stack down --remove >/dev/null || echo 'clean: the stack in .pyrunner/stack was left alone' >&2; fi
 	@if [ -x $(BIN)/pyrunner ]; then $(BIN)/pyrunner demo --remove >/dev/null || echo 'clean: the demo in .pyrunner was left alone' >&2; fi
 	@rm -rf .venv .cache .setup.lock dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	@find pyrunner consumers tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

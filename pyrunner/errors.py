@@ -60,8 +60,8 @@ class ExitCode(IntEnum):
     REFUSED = 6, "refused: not confirmed, or it would destroy what is not ours"
     BUSY = 7, "others held locks for longer than we were willing to wait"
     SKIPPED = 8, "the cycle was skipped: job paused, or this instance is still at work"
-    TROUBLE = 9, "doctor found an error"
-    WARNINGS = 10, "doctor found warnings and no error"
+    TROUBLE = 9, "doctor or a status found an error"
+    WARNINGS = 10, "doctor or a status found warnings and no error"
     INTERNAL = 70, "a fault of pyrunner itself"
     INTERRUPTED = 130, "ended by a signal; what had been committed stays"
 

@@ -23,6 +23,8 @@ import psycopg
 import pytest
 
 from pyrunner.database import query
+from pyrunner.demo.place import make_folder
+from pyrunner.errors import UsageError
 from pyrunner.postgres import PrivateServer, embedded_binaries
 from tests import domain, servers
 from tests.conftest import FOLDER
@@ -508,6 +510,18 @@ def test_what_cannot_be_is_refused_in_a_sentence(me: Person, options: Sequence[s
     assert not refused.stdout
     assert sorted(path.name for path in me.home.iterdir()) == ["bin", "file", "taken"]
     assert [path.name for path in (me.home / "taken").iterdir()] == ["letter"]
+
+
+def test_the_stack_and_the_demo_share_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "stack").mkdir()
+    (tmp_path / "stack" / "data").write_text("the stack's")
+    make_folder(tmp_path)
+    make_folder(tmp_path)
+    assert (tmp_path / "stack" / "data").read_text() == "the stack's"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter").write_text("mine")
+    with pytest.raises(UsageError, match="is not empty, and no demo made it"):
+        make_folder(tmp_path / "other")
 
 
 def test_the_demo_of_another_user_is_left_alone(mine: Person, pytestconfig: pytest.Config) -> None:

@@ -155,7 +155,9 @@ def make_folder(folder: Path) -> None:
     """
     mark = folder / _MARK
     try:
-        if folder.is_dir() and not mark.exists() and any(folder.iterdir()):
+        # the stack's folder is in the same one by default
+        others = folder.is_dir() and any(entry.name != "stack" for entry in folder.iterdir())
+        if others and not mark.exists():
             raise UsageError(f"{folder} is not empty, and no demo made it.", hint="Name another --folder.")
         if not folder.exists():
             folder.mkdir(parents=True)
