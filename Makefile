@@ -6,7 +6,7 @@ BIN := .venv/bin
 CHECKED = $(wildcard pyrunner consumers tests benchmarks docs)
 # each test process has a server of its own; one that was given is not shared, since roles belong to the whole server
 WORKERS ?= $(if $(PYRUNNER_TEST_DSN),0,2)
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(if $(PG),--pg $(PG))
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(if $(PG),--pg $(PG))
 
 .PHONY: help
 help: ## explain the targets

@@ -30,9 +30,7 @@ Place = tuple[str, int]
 _BATCH: Final = 500
 _POLL: Final = 0.5
 _LONGEST_DELAY: Final = 15.0
-_COMMIT_AGAIN: Final = 5.0
-# for the last commits, and for the farewell to the group
-_GOODBYE: Final = 5.0
+_GOODBYE: Final = 10.0
 # by then a group has given a partition to each instance that gets one
 _UNNEEDED: Final = 10.0
 
@@ -146,7 +144,6 @@ class Consumer:
         # the next offset of a partition, as the database has it and as Kafka has confirmed it
         self._reached: dict[Place, int] = {}
         self._confirmed: dict[Place, int] = {}
-        self._committed_at = 0.0
         self._is_away = False
         self._last_error = ""
 
@@ -165,8 +162,6 @@ class Consumer:
                 self._receive()
                 if self._pending and time.monotonic() >= self._not_before:
                     self._process()
-                if time.monotonic() >= self._committed_at + _COMMIT_AGAIN:
-                    self._commit(self._assigned)
         finally:
             self._leave()
 
@@ -243,7 +238,6 @@ class Consumer:
 
     def _commit(self, places: Iterable[Place]) -> None:
         """Commits what the database has. Does not wait: what is lost comes again, and is known."""
-        self._committed_at = time.monotonic()
         offsets = [
             TopicPartition(*place, self._reached[place])
             for place in places
@@ -330,16 +324,8 @@ class Consumer:
             self._log.info("kafka reachable")
 
     def _leave(self) -> None:
-        """Commits what is not confirmed yet, leaves the group; does not wait for a cluster that is away."""
-        deadline = time.monotonic() + _GOODBYE
-        self._pause()
-        self._commit(self._assigned)
-        while any(self._confirmed.get(place) != offset for place, offset in self._reached.items()):
-            if time.monotonic() > deadline:
-                self._log.warning("offsets not committed", error="Kafka does not answer")
-                break
-            self._kafka.poll(0.05)
-        # the library would wait for the cluster for as long as it takes
+        """Leaves the group; the library revokes our partitions first, and sends what we commit then."""
+        # it would wait for a cluster that is away for as long as that takes
         farewell = threading.Thread(target=self._kafka.close, daemon=True)
         farewell.start()
         farewell.join(_GOODBYE)

@@ -2,11 +2,13 @@
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from pyrunner.postgres import Binaries
 from tests import servers
@@ -17,11 +19,23 @@ __all__ = ["stack", "stack_db", "stack_server", "wired"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file's tests stay on one server, those of Kafka on one stack; these come first: they take long."""
-    for item in items:
-        on_kafka = item.get_closest_marker("kafka") is not None
-        item.add_marker(pytest.mark.xdist_group("kafka" if on_kafka else item.location[0]))
-    items.sort(key=lambda item: item.get_closest_marker("kafka") is None)
+    """Those of Kafka come first: they take long."""
+    items.sort(key=lambda item: not _needs_stack(item.nodeid))
+
+
+class _Scheduling(LoadFileScheduling):
+    """A file's tests stay on one server, all of Kafka's on one stack."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "kafka" if _needs_stack(nodeid) else nodeid.partition("::")[0]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
+    return _Scheduling(config, log)
+
+
+def _needs_stack(nodeid: str) -> bool:
+    return re.search(r"/test_(\w*cdc\w*|consumers|stack)\.py", nodeid) is not None
 
 
 PROVIDER = pytest.StashKey[Provider]()

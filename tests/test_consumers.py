@@ -21,6 +21,7 @@ import psutil
 import pytest
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import NewPartitions
 
 from consumers.chessboard import CHESSBOARD
 from consumers.consumer import Consumer, Stop
@@ -364,6 +365,7 @@ class Webhook:
                 # the sender may have gone meanwhile
                 with contextlib.suppress(OSError):
                     self.send_response(int(answer))
+                    self.send_header("Location", "/elsewhere")
                     self.send_header("Content-Length", "0")
                     self.end_headers()
 
@@ -1029,6 +1031,11 @@ def test_topics_and_partitions_that_come_later_are_noticed(lane: Callable[..., L
     make_topics(way.stack, [way.topic])
     way.produce(*messages(10))
     way.wait_for_effects(10)
+    client = admin(way.stack)
+    for future in client.create_partitions([NewPartitions(way.topic, 8)]).values():
+        future.result(timeout=30)
+    way.produce(*messages(2), partition=7)
+    way.wait_for_effects(12)
 
 
 # ----------------------------------------------------------------------------------------------- the webhook

@@ -515,7 +515,7 @@ def restart(setup: Setup, as_json: JsonOption = False) -> None:
             done = "kept"
         with _progress() as tell:
             tell(f"Connector {name} starts.")
-            wait_until_running(connect, name, patience=RUNNING_PATIENCE, is_read=lambda: source.slot().active)
+            wait_until_running(connect, source, patience=RUNNING_PATIENCE)
     if as_json:
         print_json({"connector": name, "action": done})
     else:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -10,6 +10,7 @@ from pyrunner.cdc.errors import ConnectError
 from pyrunner.cdc.kafka import Kafka
 from pyrunner.cdc.rest import Connect, ConnectorState
 from pyrunner.cdc.setup import Setup
+from pyrunner.cdc.source import Source
 from pyrunner.errors import one_line
 
 __all__ = [
@@ -39,24 +40,29 @@ _REMEDIES: Final = (
 )
 
 
-def wait_until_running(connect: Connect, name: str, *, patience: float, is_read: Callable[[], bool]) -> None:
-    """Waits until the connector and its task run, and somebody reads from the slot.
+def wait_until_running(connect: Connect, source: Source, *, patience: float) -> None:
+    """Waits until connector and task run, somebody reads from the slot and, where events wait, they get on.
 
     Args:
         connect: where.
-        name: of the connector.
+        source: the database, whose set-up names connector and slot.
         patience: seconds.
-        is_read: whether somebody reads from the slot.
 
     Raises:
         ConnectError: it failed, or did not come up in time.
     """
+    name = source.setup.connector
     deadline = time.monotonic() + patience
     failed_since: float | None = None
+    found = source.rows("slot_status", {"slot": source.setup.slot})
+    waits = bool(found) and (found[0]["backlog_events"] or 0) > 0
+    start = source.slot().confirmed
     while True:
-        state = connect.state(name)
-        now = time.monotonic()
-        if state is not None and state.is_running and is_read():
+        state, now = connect.state(name), time.monotonic()
+        slot = source.slot()
+        is_up = state is not None and state.is_running and slot.active
+        # a task says RUNNING before it fails at what it reads first
+        if is_up and (not waits or slot.confirmed != start or now > deadline):
             return
         if state is not None and state.failure is not None:
             failed_since = failed_since or now

@@ -501,9 +501,7 @@ class _Installation:
             note = f"it is {state.state}; let it go on by: pyrunner cdc restart"
         else:
             self._tell(f"Connector {name} starts.")
-            wait_until_running(
-                connect, name, patience=RUNNING_PATIENCE, is_read=lambda: self._source.slot().active
-            )
+            wait_until_running(connect, self._source, patience=RUNNING_PATIENCE)
         self._did("connector", name, action, note)
 
     def _create_connector(self) -> None:
