@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not _needs_stack(item.nodeid))
 
 
-class _Scheduling(LoadFileScheduling):
+class _Scheduling(LoadFileScheduling):  # type: ignore[misc]
     """A file's tests stay on one server, all of Kafka's on one stack."""
 
     def _split_scope(self, nodeid: str) -> str:
