@@ -21,7 +21,7 @@ import psutil
 import pytest
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import NewPartitions
+from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 
 from consumers.chessboard import CHESSBOARD
 from consumers.consumer import Consumer, Stop
