@@ -180,6 +180,7 @@ class BadInputError(DatabaseError):
     exit_code = ExitCode.USAGE
     sqlstates = (
         "XP001", "XP002", "XP003", "XP004", "XP005", "XP006", "XP009", "XP012", "XP013", "XP014",
+        "XP017", "XP018", "XP019", "XP020",
     )  # fmt: skip
 
 

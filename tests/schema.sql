@@ -2921,7 +2921,7 @@ begin
 end
 $$;
 ALTER FUNCTION outbox.create_publication(name text) OWNER TO crm_owner;
-COMMENT ON FUNCTION outbox.create_publication(name text) IS 'Makes the publication that Debezium reads: INSERTs into outbox.event, as of the root whatever the partition. Returns whether it was made; false where it is there already; XP018 where one of that name publishes something else. Runs as the caller: a superuser, or a member of crm_owner with CREATE on the database.';
+COMMENT ON FUNCTION outbox.create_publication(name text) IS 'Makes the publication that Debezium reads: INSERTs into outbox.event, as of the root whatever the partition. Returns whether it was made; false where it is there already; XP020 where one of that name publishes something else. Runs as the caller: a superuser, or a member of crm_owner with CREATE on the database.';
 CREATE FUNCTION outbox.drop_partitions() RETURNS TABLE(partition text, estimated_events bigint, bytes bigint)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'

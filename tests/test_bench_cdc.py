@@ -48,7 +48,8 @@ def test_it_runs_from_end_to_end(server: Server, tmp_path: Path) -> None:
     assert all(sample["most"] >= sample["idle"] > 1_000_000 for sample in memory.values())
     (dropped,) = (row for row in rows if row["scenario"] == "dropped")
     before, full, after = (dropped["samples"][0][name]["database"] for name in ("before", "full", "after"))
-    assert before <= after < full
+    # the catalogs may have shrunk meanwhile
+    assert max(before, after) < full
     assert "commit to consumer" in done.stdout
 
 

@@ -523,6 +523,7 @@ def test_instances_that_come_and_go_share_the_partitions(lane: Callable[..., Lan
     first = way.start_ready()
     way.produce(*messages(100))
     way.wait_for_effects(100)
+    wait_until(lambda: not way.uncommitted(), what="the offsets are committed as it goes")
     second = way.start()
     second.wait_for("partitions assigned", now=3)
     # the moved ones only: the others went on
@@ -920,6 +921,37 @@ def test_it_can_be_stopped_while_kafka_is_away(lane: Callable[..., Lane]) -> Non
     working.send(signal.SIGTERM)
     working.wait(code=0)
     assert working.so_far.events[-1] == "consumer stopped"
+
+
+@pytest.mark.slow
+def test_a_cluster_that_does_not_answer_holds_up_no_farewell(lane: Callable[..., Lane]) -> None:
+    way = lane("chessboard")
+    add_trigger(
+        way.db, "chessboard.release", "perform pg_advisory_xact_lock_shared(4711);", at="before insert"
+    )
+    keeper = way.db.connect()
+    keeper.execute("select pg_advisory_lock(4711)")
+    working = way.start_ready()
+    way.produce(*messages(10), partition=0)
+    way.db.wait_until(
+        "select true from pg_stat_activity where application_name = 'chessboard' and wait_event = 'advisory'"
+    )
+    broker = way.stack.pid("broker")
+    assert broker is not None
+    os.kill(broker, signal.SIGSTOP)
+    try:
+        # its commit of the offsets will have no answer
+        keeper.execute("select pg_advisory_unlock(4711)")
+        way.wait_for_effects(10)
+        working.send(signal.SIGTERM)
+        working.wait(code=0)
+    finally:
+        os.kill(broker, signal.SIGCONT)
+    assert working.so_far.events[-2:] == ["group not left", "consumer stopped"]
+    # what was not committed comes again, and is known
+    again = way.catch_up()
+    assert again.total("done") == 0
+    assert way.uncommitted() == {}
 
 
 # ----------------------------------------------------------------------------------------------- outages

@@ -266,13 +266,15 @@ def _one(name: str, value: str, measure: Literal["rate", "latency"]) -> Setting:
 
 
 SETTINGS: Final = (
+    Setting("max.batch.size", "8192", "rate", {"max.batch.size": "8192", "max.queue.size": "32768"}),
+    _one("message.key.columns", "outbox.event:seq", "rate"),
+    _one("producer.override.batch.size", "131072", "rate"),
     Setting(
-        "max.batch.size",
-        "2048",
+        "producer.override.linger.ms",
+        "20, batches of 131072",
         "rate",
-        {"max.batch.size": "2048", "max.queue.size": "8192"},
+        {"producer.override.linger.ms": "20", "producer.override.batch.size": "131072"},
     ),
-    _one("producer.override.batch.size", "16384", "rate"),
     _one("producer.override.compression.type", "lz4", "rate"),
     _one("producer.override.compression.type", "zstd", "rate"),
     _one("poll.interval.ms", "500", "rate"),

@@ -35,6 +35,8 @@ _REMEDIES: Final = (
         "password authentication failed",
         "put the right password into the connector's file, then: pyrunner cdc restart",
     ),
+    # the broker was too slow, or a topic was away: nothing is wrong with the events
+    ("producer transaction expired", "pyrunner cdc restart"),
     ("RecordTooLarge", "pyrunner cdc recover --new-slot, after the event has been taken out of the outbox"),
     ("InvalidTopic", "pyrunner cdc recover --new-slot, after the event has been taken out of the outbox"),
 )

@@ -4770,7 +4770,7 @@ on conflict (file, part) do update set position = excluded.position, kind = excl
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
 values ('outbox/create_publication.sql', 1, 78, 'routine',
-    '2c875469249280aef2767d4b295c6c1fb1ce555de7943fd0a4be7049ead5ba7f',
+    '539134c3bb2c4a84df3ee23e6706993cf49a761d0a78d6d80e42e246cb4652a7',
 $source$create or replace function outbox.create_publication(name text default 'crm_outbox') returns boolean
 language plpgsql volatile strict
 set search_path = pg_catalog, pg_temp
@@ -4804,7 +4804,7 @@ end
 $function$;
 
 comment on function outbox.create_publication(text) is
-'Makes the publication that Debezium reads: INSERTs into outbox.event, as of the root whatever the partition. Returns whether it was made; false where it is there already; XP018 where one of that name publishes something else. Runs as the caller: a superuser, or a member of crm_owner with CREATE on the database.';
+'Makes the publication that Debezium reads: INSERTs into outbox.event, as of the root whatever the partition. Returns whether it was made; false where it is there already; XP020 where one of that name publishes something else. Runs as the caller: a superuser, or a member of crm_owner with CREATE on the database.';
 $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
@@ -5682,7 +5682,7 @@ grant execute on function expiration.loadable_objects(), expiration.fingerprint(
 -- 6. Done
 
 insert into expiration.installation (version, installed_at, installed_by, last_migration, checksum)
-values ('0.2.0', clock_timestamp(), session_user, '0005.delivery', 'bf665cb902ed918ca30e73b3aac21a22912413dd7111e485b06bdd6609176401')
+values ('0.2.0', clock_timestamp(), session_user, '0005.delivery', '9445fd5484f760398f062fe8a993d16f44a2c600e52b59f19b72ad83887c0982')
 on conflict (version) do update set
     installed_at = excluded.installed_at, installed_by = excluded.installed_by,
     last_migration = excluded.last_migration, checksum = excluded.checksum;

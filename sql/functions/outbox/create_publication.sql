@@ -31,4 +31,4 @@ end
 $function$;
 
 comment on function outbox.create_publication(text) is
-'Makes the publication that Debezium reads: INSERTs into outbox.event, as of the root whatever the partition. Returns whether it was made; false where it is there already; XP018 where one of that name publishes something else. Runs as the caller: a superuser, or a member of crm_owner with CREATE on the database.';
+'Makes the publication that Debezium reads: INSERTs into outbox.event, as of the root whatever the partition. Returns whether it was made; false where it is there already; XP020 where one of that name publishes something else. Runs as the caller: a superuser, or a member of crm_owner with CREATE on the database.';
