@@ -23,6 +23,7 @@ from tests.domain import (
     item,
     last_run,
     refused,
+    release,
     run_job,
     set_job,
     statuses,
@@ -329,6 +330,7 @@ def test_a_property_can_be_reserved_again_once_its_booking_has_expired_and_not_b
     with refused("XP105", "CRM_PROPERTY_OBJECT_NOT_AVAILABLE", str(kept)):
         app.execute(reserve, (kept,))
     run_job(db, BOOKINGS)
+    release(db)
     assert app.execute(reserve, (kept,)).fetchall() == [("Reserved",)]
     assert_consistent(db)
 
