@@ -16,7 +16,18 @@ from benchmarks.scale import Scale
 from pyrunner.migrations import migrate
 from pyrunner.postgres import Binaries, PrivateServer, find_binaries
 
-__all__ = ["FOLDER", "SETTINGS", "BenchError", "Connection", "Lab", "install", "restore", "script", "seed"]
+__all__ = [
+    "FOLDER",
+    "SETTINGS",
+    "BenchError",
+    "Connection",
+    "Lab",
+    "alone",
+    "install",
+    "restore",
+    "script",
+    "seed",
+]
 
 Connection = psycopg.Connection[TupleRow]
 
@@ -117,7 +128,7 @@ class Lab:
 
     def __enter__(self) -> Self:
         with self._stack:
-            self._stack.enter_context(_alone(self._folder))
+            self._stack.enter_context(alone(self._folder))
             self._stack.callback(self._server.destroy)
             # a run that was killed may have left its server
             self._server.destroy()
@@ -218,7 +229,7 @@ def _binaries(major: int | None) -> Binaries:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path) -> Iterator[None]:
     """One benchmark at a time in a folder; two would measure each other."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(folder.name + ".lock").open("w") as lock:

@@ -9,13 +9,11 @@ from typing import Final
 
 from consumers.command import (
     BootstrapOption,
-    DsnOption,
     GroupOption,
     KafkaConfigOption,
     LevelOption,
     OnceOption,
     TopicOption,
-    dsn_from,
     kafka_settings,
     log_at,
     main,
@@ -23,6 +21,7 @@ from consumers.command import (
 )
 from consumers.consumer import Consumer
 from consumers.effects import Handler, Service
+from pyrunner.options import DsnOption, dsn_from
 
 __all__ = ["CHESSBOARD", "chessboard"]
 

@@ -13,37 +13,25 @@ import typer
 from rich.text import Text
 
 from consumers.consumer import OWNED, Stop
-from pyrunner.database import parse_dsn
 from pyrunner.errors import ExitCode, PyrunnerError, UsageError
 from pyrunner.logs import Log, make_log
+from pyrunner.options import kafka_file
 from pyrunner.output import console
 from pyrunner.settings import LogLevel, read_own
 
 __all__ = [
     "BootstrapOption",
-    "DsnOption",
     "GroupOption",
     "KafkaConfigOption",
     "LevelOption",
     "OnceOption",
     "TopicOption",
-    "dsn_from",
     "kafka_settings",
     "log_at",
     "main",
     "stopping",
 ]
 
-DsnOption = Annotated[
-    str | None,
-    typer.Option(
-        "--dsn",
-        metavar="DSN",
-        help="Connection string: 'host=... dbname=...' or postgresql://... "
-        "Default: PYRUNNER_DSN, else as psql.",
-        show_default=False,
-    ),
-]
 BootstrapOption = Annotated[
     str | None,
     typer.Option(
@@ -94,52 +82,22 @@ LevelOption = Annotated[
 _WAYS: Final = "Give --bootstrap-servers or PYRUNNER_BOOTSTRAP_SERVERS."
 
 
-def dsn_from(given: str | None) -> str:
-    """The connection string to use.
-
-    Raises:
-        UsageError: it cannot be understood.
-    """
-    own = read_own().dsn
-    dsn = given if given is not None else "" if own is None else own.get_secret_value()
-    parse_dsn(dsn)
-    return dsn
-
-
 def kafka_settings(bootstrap_servers: str | None, file: Path | None) -> Mapping[str, Any]:
     """Settings for Kafka's client out of the options.
 
     Raises:
         UsageError: there are no brokers, or the file cannot be used.
     """
-    settings: dict[str, Any] = {} if file is None else _read(file)
+    settings: dict[str, Any] = {} if file is None else dict(kafka_file(file))
+    for name in sorted({*OWNED, "group.id"} & settings.keys()):
+        raise UsageError(
+            f"{name} in {file} is not to be set.",
+            hint="Its value is what keeps effects to one each; --group names the group.",
+        )
     if bootstrap_servers:
         settings["bootstrap.servers"] = bootstrap_servers
     if not settings.get("bootstrap.servers"):
         raise UsageError("Nothing says where Kafka is.", hint=_WAYS)
-    return settings
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        lines = file.read_text("utf-8").splitlines()
-    except (OSError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise UsageError(f"{file} cannot be read: {reason}.") from None
-    settings: dict[str, Any] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        name, found, value = (part.strip() for part in line.partition("="))
-        if not found or not name:
-            # the line itself may hold a password
-            raise UsageError(f"Line {number} of {file} is not name=value.")
-        if name in {*OWNED, "group.id"}:
-            raise UsageError(
-                f"{name} in {file} is not to be set.",
-                hint="Its value is what keeps effects to one each; --group names the group.",
-            )
-        settings[name] = value
     return settings
 
 

@@ -19,13 +19,11 @@ import typer
 
 from consumers.command import (
     BootstrapOption,
-    DsnOption,
     GroupOption,
     KafkaConfigOption,
     LevelOption,
     OnceOption,
     TopicOption,
-    dsn_from,
     kafka_settings,
     log_at,
     main,
@@ -36,6 +34,7 @@ from consumers.effects import Backoff, Database, Handler, Service
 from pyrunner.database import Connection, rows
 from pyrunner.errors import PyrunnerError, UsageError
 from pyrunner.logs import Log
+from pyrunner.options import DsnOption, dsn_from
 from pyrunner.settings import parse_positive_duration
 from pyrunner.times import format_instant
 

@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from types import FrameType
 from typing import Annotated, Any, ClassVar, Final, TypeVar
@@ -22,9 +22,10 @@ from rich.text import Text
 
 import pyrunner
 from pyrunner.cycle import CycleFailedError, Stop, instance_of_run, run_cycle
-from pyrunner.database import is_pooled, parse_dsn, query, rows, session, target_of
+from pyrunner.database import is_pooled, query, rows, session, target_of
 from pyrunner.errors import ExitCode, PyrunnerError, RefusedError, UsageError, from_database
 from pyrunner.logs import LogObserver, emit, follow, make_log, read
+from pyrunner.options import DsnOption, JsonOption, dsn_from, parse_id, parse_since, progress, reads
 from pyrunner.output import (
     CycleProgress,
     ago,
@@ -138,33 +139,6 @@ app.add_typer(stack_app, name="stack")
 # ------------------------------------------------------------------------------------------------- arguments
 
 
-def _reads(parse: Callable[[str], T]) -> Callable[[str | T], T]:
-    """A parser for an option, whose refusal says what is wanted; typer gives it the default as well."""
-
-    def read_value(text: str | T) -> T:
-        if not isinstance(text, str):
-            return text
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise typer.BadParameter(f"{text!r} must be {error}.") from None
-
-    return read_value
-
-
-def _id(text: str) -> UUID:
-    try:
-        return UUID(text)
-    except ValueError:
-        raise ValueError("an id such as 01234567-89ab-cdef-0123-456789abcdef") from None
-
-
-def _since(text: str) -> datetime:
-    with contextlib.suppress(ValueError):
-        return parse_instant(f"{text} ago")
-    return parse_instant(text)
-
-
 _JOBS: Final = " or ".join(Job)
 JobArgument = Annotated[Job, typer.Argument(metavar="JOB", help=_JOBS, show_default=False)]
 OneJobArgument = Annotated[
@@ -173,17 +147,6 @@ OneJobArgument = Annotated[
 OneJobOption = Annotated[
     Job | None, typer.Option("--job", metavar="JOB", help=f"Only this job: {_JOBS}.", show_default=False)
 ]
-DsnOption = Annotated[
-    str | None,
-    typer.Option(
-        "--dsn",
-        metavar="DSN",
-        help="Connection string: 'host=... dbname=...' or postgresql://... "
-        "Default: PYRUNNER_DSN, else as psql.",
-        show_default=False,
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 InstanceOption = Annotated[
     str | None,
     typer.Option(
@@ -208,7 +171,7 @@ PatienceOption = Annotated[
     typer.Option(
         "--patience",
         metavar="TIME",
-        parser=_reads(parse_positive_duration),
+        parser=reads(parse_positive_duration),
         help="How long locks of others may put off a step before it is given up.",
     ),
 ]
@@ -221,13 +184,6 @@ CronDatabaseOption = Annotated[
         show_default=False,
     ),
 ]
-
-
-def _dsn(given: str | None) -> str:
-    own = read_own().dsn
-    dsn = given if given is not None else "" if own is None else own.get_secret_value()
-    parse_dsn(dsn)
-    return dsn
 
 
 def _log_level(given: LogLevel | None) -> LogLevel:
@@ -266,8 +222,8 @@ def migrate(
     """
     from pyrunner.migrations import migrate as do
 
-    conninfo = _dsn(dsn)
-    with _progress() as tell:
+    conninfo = dsn_from(dsn)
+    with progress("Connecting.") as tell:
         result = do(conninfo, on_progress=tell, patience=patience.total_seconds())
     if as_json:
         print_json(vars(result))
@@ -306,7 +262,7 @@ def uninstall(
     """
     from pyrunner.migrations import uninstall as do
 
-    conninfo = _dsn(dsn)
+    conninfo = dsn_from(dsn)
     target = target_of(conninfo)
     if not yes:
         what = (
@@ -320,7 +276,7 @@ def uninstall(
             )
         if not typer.confirm(f"Take {what} out of {target}?", err=True):
             raise RefusedError("Nothing was changed.")
-    with _progress() as tell:
+    with progress("Connecting.") as tell:
         result = do(conninfo, drop_data=drop_data, on_progress=tell, patience=patience.total_seconds())
     if as_json:
         print_json({**vars(result), "kept": [vars(kept) for kept in result.kept]})
@@ -354,17 +310,6 @@ def _reader_may_leave() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """A function to tell progress by: the current step on a terminal, a line each elsewhere."""
-    err = console(stderr=True)
-    if not err.is_terminal:
-        yield say
-        return
-    with err.status("Connecting.") as status:
-        yield status.update
-
-
 # --------------------------------------------------------------------------------------------------- running
 
 
@@ -376,7 +321,7 @@ def run(
         typer.Option(
             "--as-of",
             metavar="TIME",
-            parser=_reads(parse_instant),
+            parser=reads(parse_instant),
             help="Cut-off of the cycle, in UTC unless it says otherwise, or '2 h ago'; never ahead. "
             "Default: now.",
             show_default=False,
@@ -385,7 +330,7 @@ def run(
     batch_size: Annotated[
         int | None,
         typer.Option(
-            "--batch-size", metavar="N", parser=_reads(parse_count), help="Rows a batch.", show_default=False
+            "--batch-size", metavar="N", parser=reads(parse_count), help="Rows a batch.", show_default=False
         ),
     ] = None,
     max_batches: Annotated[
@@ -393,7 +338,7 @@ def run(
         typer.Option(
             "--max-batches",
             metavar="N",
-            parser=_reads(parse_count),
+            parser=reads(parse_count),
             help="Full batches a phase; the rest waits for the next cycle.",
             show_default=False,
         ),
@@ -403,7 +348,7 @@ def run(
         typer.Option(
             "--max-duration",
             metavar="TIME",
-            parser=_reads(parse_positive_duration),
+            parser=reads(parse_positive_duration),
             help="No batch is begun after so long.",
             show_default=False,
         ),
@@ -429,7 +374,7 @@ def run(
     stop = Stop(lambda: log.warning("stop requested", hint="Once more cancels the batch in hand."))
     with (
         _signals(stop),
-        session(_dsn(dsn), job.value, "crm_runner") as connection,
+        session(dsn_from(dsn), job.value, "crm_runner") as connection,
         contextlib.ExitStack() as stack,
     ):
         observer = LogObserver(log, level, connection.info.dbname)
@@ -505,7 +450,7 @@ def worker(
     stop = Stop()
     with _signals(stop):
         Worker(
-            [_dsn(one) for one in dsn] if dsn else [_dsn(None)],
+            [dsn_from(one) for one in dsn] if dsn else [dsn_from(None)],
             list(dict.fromkeys(job or Job)),
             environment=read_environment(),
             instance=instance or read_own().instance,
@@ -561,7 +506,7 @@ def _signals(stop: Stop) -> Iterator[None]:
 @app.command()
 def status(dsn: DsnOption = None, as_json: JsonOption = False) -> None:
     """Show how the jobs are: last cycles, what is due, what failed, and why one does not run."""
-    with session(_dsn(dsn), "status", "crm_monitor", read_only=True) as connection:
+    with session(dsn_from(dsn), "status", "crm_monitor", read_only=True) as connection:
         found = rows(
             connection, "select s.*, clock_timestamp() as now from expiration.status as s order by s.job desc"
         )
@@ -608,7 +553,7 @@ def preview(
         typer.Option(
             "--as-of",
             metavar="TIME",
-            parser=_reads(parse_instant),
+            parser=reads(parse_instant),
             help="What is due then; may lie ahead. Default: now.",
             show_default=False,
         ),
@@ -616,18 +561,18 @@ def preview(
     cycles: Annotated[
         int,
         typer.Option(
-            "--cycles", metavar="N", parser=_reads(parse_count), help="How many cycles to look ahead."
+            "--cycles", metavar="N", parser=reads(parse_count), help="How many cycles to look ahead."
         ),
     ] = 1,
     limit: Annotated[
-        int, typer.Option("--limit", metavar="N", parser=_reads(parse_count), help="How many items to print.")
+        int, typer.Option("--limit", metavar="N", parser=reads(parse_count), help="How many items to print.")
     ] = 20,
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what the next cycle would take, in its order, changing nothing."""
     parameters = {"job": job.value, "as_of": as_of, "cycles": cycles, "limit": limit}
-    with session(_dsn(dsn), "preview", "crm_monitor", read_only=True) as connection:
+    with session(dsn_from(dsn), "preview", "crm_monitor", read_only=True) as connection:
         found = rows(connection, query("preview"), parameters)
     total = found[0].pop("total") if found else 0
     for row in found[1:]:
@@ -654,13 +599,13 @@ def preview(
 def history(
     job: OneJobOption = None,
     limit: Annotated[
-        int, typer.Option("--limit", metavar="N", parser=_reads(parse_count), help="How many runs.")
+        int, typer.Option("--limit", metavar="N", parser=reads(parse_count), help="How many runs.")
     ] = 20,
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List runs, newest first, whoever drove them."""
-    with session(_dsn(dsn), "history", "crm_monitor", read_only=True) as connection:
+    with session(dsn_from(dsn), "history", "crm_monitor", read_only=True) as connection:
         found = rows(connection, query("history"), {"job": job and job.value, "limit": limit})
     if as_json:
         print_json(found)
@@ -693,7 +638,7 @@ def logs(
         typer.Option(
             "--since",
             metavar="TIME",
-            parser=_reads(_since),
+            parser=reads(parse_since),
             help="A time, or how long ago: '2 h'.  Default: 1 h.",
             show_default=False,
         ),
@@ -704,7 +649,9 @@ def logs(
     job: OneJobOption = None,
     run_id: Annotated[
         UUID | None,
-        typer.Option("--run", metavar="ID", parser=_reads(_id), help="Only this run.", show_default=False),
+        typer.Option(
+            "--run", metavar="ID", parser=reads(parse_id), help="Only this run.", show_default=False
+        ),
     ] = None,
     dsn: DsnOption = None,
     as_json: JsonOption = False,
@@ -712,7 +659,7 @@ def logs(
     """Print the log of all runs, of pg_cron's as well as of ours: JSON lines, readable on a terminal."""
     start = since or datetime.now(UTC) - timedelta(hours=1)
     log = make_log(level, human=sys.stdout.isatty() and not as_json, to_stdout=True)
-    with session(_dsn(dsn), "logs", "crm_monitor", read_only=True) as connection:
+    with session(dsn_from(dsn), "logs", "crm_monitor", read_only=True) as connection:
         events = (follow if follow_on else read)(connection, since=start, level=level, job=job, run_id=run_id)
         with _reader_may_leave():
             for event in events:
@@ -729,7 +676,7 @@ def doctor(
     """
     from pyrunner.doctor import examine, exit_code_of
 
-    findings = examine(_dsn(dsn), cron_database=cron_database)
+    findings = examine(dsn_from(dsn), cron_database=cron_database)
     if as_json:
         print_json([vars(finding) for finding in findings])
     else:
@@ -759,7 +706,7 @@ def doctor(
 def _operate(
     dsn: str | None, command: str, statement: composed.SQL | composed.Composed, parameters: Any
 ) -> list[Any]:
-    with session(_dsn(dsn), command, "crm_operator") as connection:
+    with session(dsn_from(dsn), command, "crm_operator") as connection:
         found = rows(connection, statement, parameters)
         connection.commit()
     return found
@@ -813,13 +760,13 @@ def stop_runs(job: JobArgument, dsn: DsnOption = None, as_json: JsonOption = Fal
 def failed_list(
     job: OneJobArgument = None,
     limit: Annotated[
-        int, typer.Option("--limit", metavar="N", parser=_reads(parse_count), help="How many items.")
+        int, typer.Option("--limit", metavar="N", parser=reads(parse_count), help="How many items.")
     ] = 50,
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List failed items, longest waiting first: what each failed with, and what becomes of it."""
-    with session(_dsn(dsn), "failed", "crm_monitor", read_only=True) as connection:
+    with session(dsn_from(dsn), "failed", "crm_monitor", read_only=True) as connection:
         found = rows(connection, query("failed"), {"job": job and job.value, "limit": limit})
     if as_json:
         print_json(found)
@@ -842,7 +789,7 @@ def failed_retry(
     job: JobArgument,
     item_id: Annotated[
         UUID | None,
-        typer.Argument(metavar="[ITEM]", parser=_reads(_id), help="One item.", show_default=False),
+        typer.Argument(metavar="[ITEM]", parser=reads(parse_id), help="One item.", show_default=False),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="All failed items of the job.")] = False,
     dsn: DsnOption = None,
@@ -868,7 +815,7 @@ def config_show(
 ) -> None:
     """Show every setting in force here, its source, and its name in the documents."""
     environment = read_environment()
-    with session(_dsn(dsn), "config", "crm_monitor", read_only=True) as connection:
+    with session(dsn_from(dsn), "config", "crm_monitor", read_only=True) as connection:
         stored = {row["name"]: row for row in rows(connection, "select * from expiration.job")}
     values = [
         value for one in ([job] if job else Job) for value in effective(environment, one, stored[one.value])
@@ -949,7 +896,7 @@ def cron_install(
     """Schedule both jobs and upkeep by pg_cron, under this login; what is scheduled is kept or put right."""
     from pyrunner.cron import open_cron
 
-    with open_cron(_dsn(dsn), "cron", cron_database=cron_database) as cron:
+    with open_cron(dsn_from(dsn), "cron", cron_database=cron_database) as cron:
         done = cron.install()
     _print_cron(done, ["jobname", "schedule", "command", "action"], as_json)
 
@@ -961,7 +908,7 @@ def cron_status(
     """Show our entries in pg_cron, with the last run of each as pg_cron saw it."""
     from pyrunner.cron import open_cron
 
-    with open_cron(_dsn(dsn), "cron", cron_database=cron_database, read_only=True) as cron:
+    with open_cron(dsn_from(dsn), "cron", cron_database=cron_database, read_only=True) as cron:
         found = cron.jobs()
     columns = [
         "jobid",
@@ -984,7 +931,7 @@ def cron_uninstall(
     """Take our entries out of pg_cron; a run at work goes on to its end, unless `pyrunner stop` ends it."""
     from pyrunner.cron import open_cron
 
-    with open_cron(_dsn(dsn), "cron", cron_database=cron_database) as cron:
+    with open_cron(dsn_from(dsn), "cron", cron_database=cron_database) as cron:
         done = cron.uninstall()
     _print_cron(done, ["jobname", "schedule", "command", "action"], as_json)
 

@@ -44,6 +44,7 @@ __all__ = [
     "embedded_binaries",
     "find_binaries",
     "free_port",
+    "is_free_port",
     "local_binaries",
 ]
 
@@ -566,7 +567,7 @@ class PrivateServer:
         if self._pinned_port is not None:
             return self._pinned_port
         remembered = self._remembered_port()
-        return remembered if remembered is not None and _is_free(remembered) else free_port()
+        return remembered if remembered is not None and is_free_port(remembered) else free_port()
 
     def _configure(self, port: int) -> None:
         self.socket_dir.mkdir(mode=0o700, exist_ok=True)
@@ -824,7 +825,8 @@ def _version_key(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version))
 
 
-def _is_free(port: int) -> bool:
+def is_free_port(port: int) -> bool:
+    """Whether nobody listens on this TCP port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

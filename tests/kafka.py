@@ -45,10 +45,6 @@ JVM_OPTIONS: Final = ("-XX:TieredStopAtLevel=1",)
 _PREFIX: Final = "pyrunner-stack-"
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "kafka: starts a broker and Kafka Connect")
-
-
 # ------------------------------------------------------------------------------------------------ the stack
 
 

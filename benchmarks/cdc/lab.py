@@ -15,8 +15,7 @@ from psycopg.rows import TupleRow
 
 from benchmarks.cdc.reader import Reader
 from benchmarks.cdc.scale import Scale
-from benchmarks.lab import BenchError
-from benchmarks.lab import _alone as alone
+from benchmarks.lab import BenchError, alone
 from benchmarks.measure import cpu_seconds
 from pyrunner.cdc import EVENT_TOPICS, PasswordFile, Setup, install
 from pyrunner.migrations import migrate

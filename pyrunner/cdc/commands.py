@@ -30,11 +30,21 @@ from pyrunner.cdc.uninstall import uninstall as do_uninstall
 from pyrunner.cdc.verify import Verdict, findings_of
 from pyrunner.cdc.verify import verify as do_verify
 from pyrunner.database import connect as connect_to_database
-from pyrunner.database import parse_dsn, query, rows, session, target_of
+from pyrunner.database import query, rows, session, target_of
 from pyrunner.doctor import Finding, exit_code_of
 from pyrunner.errors import ExitCode, PyrunnerError, RefusedError, UsageError
+from pyrunner.options import (
+    DsnOption,
+    JsonOption,
+    dsn_from,
+    kafka_file,
+    parse_id,
+    parse_since,
+    progress,
+    reads,
+)
 from pyrunner.output import ago, console, count, print_error, print_facts, print_json, print_table, say, span
-from pyrunner.settings import parse_count, parse_positive_duration, read_own
+from pyrunner.settings import parse_count, parse_positive_duration
 from pyrunner.times import parse_instant
 
 T = TypeVar("T")
@@ -47,46 +57,10 @@ cdc_app = typer.Typer(
 # --------------------------------------------------------------------------------------------- arguments
 
 
-def _reads(parse: Callable[[str], T]) -> Callable[[str | T], T]:
-    """A parser for an option, whose refusal says what is wanted; typer gives it the default as well."""
-
-    def read_value(text: str | T) -> T:
-        if not isinstance(text, str):
-            return text
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise typer.BadParameter(f"{text!r} must be {error}.") from None
-
-    return read_value
-
-
-def _id(text: str) -> UUID:
-    try:
-        return UUID(text)
-    except ValueError:
-        raise ValueError("an id such as 01234567-89ab-cdef-0123-456789abcdef") from None
-
-
-def _since(text: str) -> datetime:
-    with contextlib.suppress(ValueError):
-        return parse_instant(f"{text} ago")
-    return parse_instant(text)
-
-
 def _option(*names: str, help: str, metavar: str = "NAME", **more: Any) -> Any:  # noqa: A002 - typer's word
     return typer.Option(*names, metavar=metavar, help=help, show_default=False, **more)
 
 
-DsnOption = Annotated[
-    str | None,
-    _option(
-        "--dsn",
-        metavar="DSN",
-        help="Connection string: 'host=... dbname=...' or postgresql://... "
-        "Default: PYRUNNER_DSN, else as psql.",
-    ),
-]
 ConnectOption = Annotated[
     str | None,
     _option(
@@ -132,14 +106,14 @@ NamespaceOption = Annotated[
 ]
 PartitionsOption = Annotated[
     int | None,
-    _option("--partitions", metavar="N", parser=_reads(parse_count), help="Of an event topic. Default: 6."),
+    _option("--partitions", metavar="N", parser=reads(parse_count), help="Of an event topic. Default: 6."),
 ]
 ReplicationOption = Annotated[
     int | None,
     _option(
         "--replication-factor",
         metavar="N",
-        parser=_reads(parse_count),
+        parser=reads(parse_count),
         help="Of all topics; 3 in production. Default: 1.",
     ),
 ]
@@ -148,7 +122,7 @@ RetentionOption = Annotated[
     _option(
         "--retention",
         metavar="TIME",
-        parser=_reads(parse_positive_duration),
+        parser=reads(parse_positive_duration),
         help="How long Kafka keeps an event. Default: 7 d.",
     ),
 ]
@@ -158,7 +132,7 @@ HostOption = Annotated[
 ]
 PortOption = Annotated[
     int | None,
-    _option("--database-port", metavar="PORT", parser=_reads(parse_count), help="The same of its port."),
+    _option("--database-port", metavar="PORT", parser=reads(parse_count), help="The same of its port."),
 ]
 PasswordOption = Annotated[
     Path | None,
@@ -181,13 +155,12 @@ SeenOption = Annotated[
 SetPasswordOption = Annotated[
     bool, typer.Option("--set-password", help="Give an existing role the file's password, or a new one.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 WaitOption = Annotated[
     timedelta,
     typer.Option(
         "--wait",
         metavar="TIME",
-        parser=_reads(parse_positive_duration),
+        parser=reads(parse_positive_duration),
         help="How long the slot may lag behind what is compared.",
     ),
 ]
@@ -196,7 +169,7 @@ SinceOption = Annotated[
     _option(
         "--since",
         metavar="TIME",
-        parser=_reads(_since),
+        parser=reads(parse_since),
         help="Only events appended from then on: a time, or how long ago.",
     ),
 ]
@@ -207,7 +180,7 @@ PatienceOption = Annotated[
     typer.Option(
         "--patience",
         metavar="TIME",
-        parser=_reads(parse_positive_duration),
+        parser=reads(parse_positive_duration),
         help="How long the slot may wait for open transactions of others.",
     ),
 ]
@@ -233,7 +206,7 @@ def _given(
 ) -> Setup:
     """The set-up that is meant: as given, else as the connector says, else the registry, else by default."""
     where = _where(connect=connect, bootstrap_servers=bootstrap_servers)
-    conninfo = _dsn(dsn)
+    conninfo = dsn_from(dsn)
     given: dict[str, Any] = {
         key: value
         for key, value in {
@@ -243,18 +216,11 @@ def _given(
         }.items()
         if value is not None
     }  # fmt: skip
-    settings = _kafka_settings(kafka_config)
+    settings = {} if kafka_config is None else kafka_file(kafka_config)
     # refuses what was given before anything is asked
     Setup(dsn=conninfo, connector=name, kafka_settings=settings, **where, **given)
     known = _registered(conninfo, name) | _configured(where["connect_url"], name)
     return Setup(dsn=conninfo, connector=name, kafka_settings=settings, **where, **{**known, **given})
-
-
-def _dsn(given: str | None) -> str:
-    own = read_own().dsn
-    dsn = given if given is not None else "" if own is None else own.get_secret_value()
-    parse_dsn(dsn)
-    return dsn
 
 
 def _where(*, connect: str | None, bootstrap_servers: str | None) -> dict[str, Any]:
@@ -270,20 +236,6 @@ def _where(*, connect: str | None, bootstrap_servers: str | None) -> dict[str, A
         who = "Connect and Kafka are" if len(missing) == 2 else "Kafka is" if connect else "Connect is"
         raise UsageError(f"It is not said where {who}.", hint=f"Give {' and '.join(missing)}.")
     return {"connect_url": str(connect), "bootstrap_servers": str(bootstrap_servers)}
-
-
-def _kafka_settings(path: Path | None) -> dict[str, str]:
-    if path is None:
-        return {}
-    try:
-        lines = path.expanduser().read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
-        raise UsageError(f"The file {path} with settings for Kafka cannot be read: {reason}.") from None
-    pairs = [line.partition("=") for line in map(str.strip, lines) if line and not line.startswith("#")]
-    if any(not equals for _, equals, _ in pairs):
-        raise UsageError(f"The file {path} with settings for Kafka has a line that is not key=value.")
-    return {key.strip(): value.strip() for key, _, value in pairs}
 
 
 def _configured(url: str, name: str) -> dict[str, Any]:
@@ -353,17 +305,6 @@ def _password_file_of(given: Path | None, seen_as: str | None, setup: Setup) -> 
     )
 
 
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """A function to tell progress by: the current step on a terminal, a line each elsewhere."""
-    err = console(stderr=True)
-    if not err.is_terminal:
-        yield say
-        return
-    with err.status("Looking.") as status:
-        yield status.update
-
-
 # ---------------------------------------------------------------------------------------------- commands
 
 
@@ -383,7 +324,7 @@ def install(
     fails takes back what was made before it. Safe to repeat: what is right is kept, what differs put right.
     """
     file = _password_file_of(password_file, connect_password_file, setup)
-    with _progress() as tell:
+    with progress("Looking.") as tell:
         steps = do_install(
             setup, file, set_password=set_password, patience=patience.total_seconds(), tell=tell
         )
@@ -412,7 +353,7 @@ def status(
         typer.Option(
             "--max-age",
             metavar="TIME",
-            parser=_reads(parse_positive_duration),
+            parser=reads(parse_positive_duration),
             help="An event that waits longer for its delivery is an error.",
         ),
     ] = timedelta(minutes=1),
@@ -513,7 +454,7 @@ def restart(setup: Setup, as_json: JsonOption = False) -> None:
             done = "restarted"
         else:
             done = "kept"
-        with _progress() as tell:
+        with progress("Looking.") as tell:
             tell(f"Connector {name} starts.")
             wait_until_running(connect, source, patience=RUNNING_PATIENCE)
     if as_json:
@@ -535,7 +476,7 @@ def verify(
     Events that runs appended by their own books, and that neither has, are found as well. Exit code 0: all is
     there, once. 9: it is not, or the slot lags behind so that nothing can be said yet.
     """
-    with _progress() as tell:
+    with progress("Looking.") as tell:
         verdict = do_verify(setup, since=since, wait=wait.total_seconds(), tell=tell)
     findings = findings_of(verdict)
     if as_json:
@@ -616,7 +557,7 @@ def recover(
     A slot that is gone, lost or ahead of its connector is made anew first, and the connector goes on from it.
     Consumers know repeats by the event id; in Kafka they have the header `replayed`.
     """
-    with _progress() as tell:
+    with progress("Looking.") as tell:
         done = do_recover(
             setup,
             lambda: _password_file_of(password_file, connect_password_file, setup),
@@ -668,7 +609,7 @@ def replay(
         typer.Option(
             "--event",
             metavar="ID",
-            parser=_reads(_id),
+            parser=reads(parse_id),
             help="This event; several are possible.",
             show_default=False,
         ),
@@ -678,7 +619,7 @@ def replay(
         typer.Option(
             "--aggregate",
             metavar="ID",
-            parser=_reads(_id),
+            parser=reads(parse_id),
             help="Events of this lead or booking.",
             show_default=False,
         ),
@@ -692,7 +633,7 @@ def replay(
         typer.Option(
             "--until",
             metavar="TIME",
-            parser=_reads(parse_instant),
+            parser=reads(parse_instant),
             help="Appended before then.",
             show_default=False,
         ),
@@ -703,7 +644,7 @@ def replay(
         typer.Option(
             "--max",
             metavar="N",
-            parser=_reads(parse_count),
+            parser=reads(parse_count),
             help="More than so many are refused, all of them.",
         ),
     ] = 1000,
@@ -730,7 +671,7 @@ def replay(
         raise UsageError(
             "It is not said why.", hint="Give --reason: it stays on record. Or look first, by --dry-run."
         )
-    with session(_dsn(dsn), "cdc replay", "crm_operator") as connection:
+    with session(dsn_from(dsn), "cdc replay", "crm_operator") as connection:
         if dry_run:
             found = rows(connection, query("cdc/preview_replay"), {**criteria, "limit": most + 1})
             _print_preview(found, most, as_json)
@@ -790,6 +731,6 @@ def uninstall(
             )
         if not typer.confirm(f"Take {what} out of {target_of(setup.dsn)}{more}?", err=True):
             raise RefusedError("Nothing was changed.")
-    with _progress() as tell:
+    with progress("Looking.") as tell:
         steps = do_uninstall(setup, drop_role=drop_role, tell=tell)
     _print_steps(steps, as_json)

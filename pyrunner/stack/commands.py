@@ -2,7 +2,6 @@
 
 import contextlib
 import shlex
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -10,6 +9,7 @@ import typer
 from rich.text import Text
 
 from pyrunner.errors import ExitCode
+from pyrunner.options import JsonOption, progress
 from pyrunner.output import console, print_facts, print_json, print_table, say
 from pyrunner.stack.stack import DATABASE, PARTS, Stack
 
@@ -26,7 +26,6 @@ stack_app = typer.Typer(
 FolderOption = Annotated[
     Path, typer.Option("--folder", metavar="PATH", help="Where data, logs and settings are.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @stack_app.command()
@@ -41,7 +40,7 @@ def up(folder: FolderOption = DEFAULT_FOLDER, as_json: JsonOption = False) -> No
 
     forget_foreign_settings()
     stack = Stack(folder)
-    with _progress() as tell:
+    with progress("") as tell:
         stack.up(on_progress=tell)
         stack.install(on_progress=tell)
     if as_json:
@@ -103,7 +102,7 @@ def down(
     """Stop Connect, the broker and PostgreSQL of this stack, and nothing else; the data stay."""
     stack = Stack(folder)
     is_made = stack.is_made
-    with _progress() as tell:
+    with progress("") as tell:
         stopped = (stack.destroy if remove else stack.down)(on_progress=tell)
     if remove and folder == DEFAULT_FOLDER:
         # made for the stack's sake, unless there is more in it
@@ -137,19 +136,3 @@ def _command(name: str, folder: Path) -> str:
 
 def _quoted(path: Path) -> str:
     return shlex.quote(str(path))
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """A function to tell progress by: the current step on a terminal, a line each elsewhere."""
-    err = console(stderr=True)
-    if not err.is_terminal:
-        yield say
-        return
-    with err.status("") as shown:
-        yield shown.update
-
-
-for _one in stack_app.registered_commands:
-    # typer keeps the line breaks of a docstring, which suit no other width
-    _one.help = "\n\n".join(" ".join(part.split()) for part in str(_one.callback.__doc__).split("\n\n"))

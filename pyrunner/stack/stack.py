@@ -32,6 +32,7 @@ from pyrunner.postgres import (
     embedded_binaries,
     find_binaries,
     free_port,
+    is_free_port,
     local_binaries,
 )
 from pyrunner.stack.assembly import assemble, find_java
@@ -453,7 +454,7 @@ class Stack:
                 break
             except (StackError, ServerError):
                 # somebody may have taken a port between our look and the part's start
-                taken = self.pid(part) is None and not all(map(_is_free, map(self._port, _PORTS[part])))
+                taken = self.pid(part) is None and not all(map(is_free_port, map(self._port, _PORTS[part])))
                 if not (is_new and taken and attempt < 4):
                     raise
         if is_new:
@@ -464,7 +465,7 @@ class Stack:
         """Sees to it that nobody has the part's ports; chooses others only as long as nobody knows them."""
         for name in _PORTS[part]:
             port = self._port(name)
-            if _is_free(port):
+            if is_free_port(port):
                 continue
             if not is_new:
                 raise StackError(
@@ -714,19 +715,9 @@ def _choose_port(taken: Collection[int]) -> int:
         lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for _ in range(200 if lowest > 12000 else 0):
         port = 10000 + secrets.randbelow(lowest - 10000)
-        if port not in taken and _is_free(port):
+        if port not in taken and is_free_port(port):
             return port
     return free_port()
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
 
 
 def _binaries_for(data: Path) -> Binaries:
