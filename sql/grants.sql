@@ -42,7 +42,7 @@ grant execute on function
     expiration.is_alive(expiration.run), expiration.last_sign_of_life(uuid), expiration.run_result(expiration.run),
     expiration.log_item(uuid), expiration.cron_job(),
     expiration.preview(text, timestamptz, integer),
-    outbox.partition_start(oid)
+    outbox.partition_start(oid), outbox.is_publication_right(text)
 to crm_monitor;
 
 -- runner: the run protocol, the batches, upkeep, its own entries in pg_cron

@@ -2894,19 +2894,8 @@ CREATE FUNCTION outbox.create_publication(name text DEFAULT 'crm_outbox'::text) 
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
-    v_is_right boolean;
+    v_is_right constant boolean := outbox.is_publication_right(create_publication.name);
 begin
-    select
-        p.pubinsert and not p.pubupdate and not p.pubdelete and not p.pubtruncate and p.pubviaroot and not p.puballtables
-        and (select array_agg(r.prrelid) from pg_publication_rel as r where r.prpubid = p.oid) = array['outbox.event'::regclass::oid]
-        and not exists (select from pg_publication_namespace as n where n.pnpubid = p.oid)
-        -- neither columns nor rows left out
-        and not exists (
-            select from pg_publication_rel as r where r.prpubid = p.oid and (r.prattrs is not null or r.prqual is not null)
-        )
-    into v_is_right
-    from pg_publication as p
-    where p.pubname = create_publication.name;
     if v_is_right then
         return false;
     elsif not v_is_right then
@@ -2935,11 +2924,12 @@ declare
     v_sealed pg_lsn;
     v_is_late boolean;
 begin
-    select s.name, s.state into v_slot from outbox.slot_status as s where s.state in ('missing', 'lost') order by s.name limit 1;
-    if found then
-        perform expiration.raise_error('slot_lost', v_slot.name, v_slot.state);
-    end if;
-    select min(s.confirmed_flush_lsn) into v_confirmed from outbox.slot_status as s;
+    for v_slot in select s.name, s.state, s.confirmed_flush_lsn from outbox.slot_status as s order by s.name loop
+        if v_slot.state in ('missing', 'lost') then
+            perform expiration.raise_error('slot_lost', v_slot.name, v_slot.state);
+        end if;
+        v_confirmed := least(v_confirmed, v_slot.confirmed_flush_lsn);
+    end loop;
     -- no slot has ever read the outbox, so it is the only copy; and two of us at once would only get in each other's way
     if v_confirmed is null or not pg_try_advisory_xact_lock(hashtext('outbox.drop_partitions')) then
         return;
@@ -2989,6 +2979,21 @@ end
 $$;
 ALTER FUNCTION outbox.forget_slot(name text) OWNER TO crm_owner;
 COMMENT ON FUNCTION outbox.forget_slot(name text) IS 'Notes that a slot reads the outbox no longer, so that retention does not wait for it. Returns whether it was known. Drops no slot.';
+CREATE FUNCTION outbox.is_publication_right(name text) RETURNS boolean
+    LANGUAGE sql STABLE STRICT
+    BEGIN ATOMIC
+ SELECT (p.pubinsert AND (NOT p.pubupdate) AND (NOT p.pubdelete) AND (NOT p.pubtruncate) AND p.pubviaroot AND (NOT p.puballtables) AND (( SELECT array_agg(r.prrelid) AS array_agg
+            FROM pg_publication_rel r
+           WHERE (r.prpubid = p.oid)) = ARRAY[('outbox.event'::regclass)::oid]) AND (NOT (EXISTS ( SELECT
+            FROM pg_publication_namespace n
+           WHERE (n.pnpubid = p.oid)))) AND (NOT (EXISTS ( SELECT
+            FROM pg_publication_rel r
+           WHERE ((r.prpubid = p.oid) AND ((r.prattrs IS NOT NULL) OR (r.prqual IS NOT NULL)))))))
+    FROM pg_publication p
+   WHERE (p.pubname = is_publication_right.name);
+END;
+ALTER FUNCTION outbox.is_publication_right(name text) OWNER TO crm_owner;
+COMMENT ON FUNCTION outbox.is_publication_right(name text) IS 'Whether a publication publishes INSERTs into outbox.event, as of the root, and nothing else; null where there is none of that name.';
 CREATE FUNCTION outbox.make_partitions(days_ahead integer DEFAULT NULL::integer) RETURNS TABLE(partition text, events_moved bigint)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -4153,6 +4158,8 @@ REVOKE ALL ON FUNCTION outbox.drop_partitions() FROM PUBLIC;
 GRANT ALL ON FUNCTION outbox.drop_partitions() TO crm_runner;
 REVOKE ALL ON FUNCTION outbox.forget_slot(name text) FROM PUBLIC;
 GRANT ALL ON FUNCTION outbox.forget_slot(name text) TO crm_operator;
+REVOKE ALL ON FUNCTION outbox.is_publication_right(name text) FROM PUBLIC;
+GRANT ALL ON FUNCTION outbox.is_publication_right(name text) TO crm_monitor;
 REVOKE ALL ON FUNCTION outbox.make_partitions(days_ahead integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION outbox.make_partitions(days_ahead integer) TO crm_runner;
 REVOKE ALL ON FUNCTION outbox.partition_start(partition oid) FROM PUBLIC;

@@ -101,6 +101,7 @@ MAY_EXECUTE: Final = {
     "outbox.create_publication": NOBODY,
     "outbox.drop_partitions": RUNNER,
     "outbox.forget_slot": OPERATOR,
+    "outbox.is_publication_right": MONITOR,
     "outbox.make_partitions": RUNNER,
     "outbox.partition_start": MONITOR,
     "outbox.preview_replay": OPERATOR,

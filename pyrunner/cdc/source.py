@@ -117,8 +117,9 @@ class Source:
 
     def publication(self) -> bool | None:
         """Whether the publication publishes what it should; None when it is not there."""
-        found = self.rows("publication", {"publication": self.setup.publication})
-        return bool(found[0]["is_right"]) if found else None
+        (found,) = self.rows("publication", {"publication": self.setup.publication})
+        is_right: bool | None = found["is_right"]
+        return is_right
 
     def role(self) -> DictRow | None:
         """The connector's role; None when it is not there."""

@@ -3,19 +3,8 @@ language plpgsql volatile strict
 set search_path = pg_catalog, pg_temp
 as $function$
 declare
-    v_is_right boolean;
+    v_is_right constant boolean := outbox.is_publication_right(create_publication.name);
 begin
-    select
-        p.pubinsert and not p.pubupdate and not p.pubdelete and not p.pubtruncate and p.pubviaroot and not p.puballtables
-        and (select array_agg(r.prrelid) from pg_publication_rel as r where r.prpubid = p.oid) = array['outbox.event'::regclass::oid]
-        and not exists (select from pg_publication_namespace as n where n.pnpubid = p.oid)
-        -- neither columns nor rows left out
-        and not exists (
-            select from pg_publication_rel as r where r.prpubid = p.oid and (r.prattrs is not null or r.prqual is not null)
-        )
-    into v_is_right
-    from pg_publication as p
-    where p.pubname = create_publication.name;
     if v_is_right then
         return false;
     elsif not v_is_right then

@@ -12,11 +12,12 @@ declare
     v_sealed pg_lsn;
     v_is_late boolean;
 begin
-    select s.name, s.state into v_slot from outbox.slot_status as s where s.state in ('missing', 'lost') order by s.name limit 1;
-    if found then
-        perform expiration.raise_error('slot_lost', v_slot.name, v_slot.state);
-    end if;
-    select min(s.confirmed_flush_lsn) into v_confirmed from outbox.slot_status as s;
+    for v_slot in select s.name, s.state, s.confirmed_flush_lsn from outbox.slot_status as s order by s.name loop
+        if v_slot.state in ('missing', 'lost') then
+            perform expiration.raise_error('slot_lost', v_slot.name, v_slot.state);
+        end if;
+        v_confirmed := least(v_confirmed, v_slot.confirmed_flush_lsn);
+    end loop;
     -- no slot has ever read the outbox, so it is the only copy; and two of us at once would only get in each other's way
     if v_confirmed is null or not pg_try_advisory_xact_lock(hashtext('outbox.drop_partitions')) then
         return;
