@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,11 +79,17 @@ def _checked(arguments: tuple[str, ...], answer: Answer, code: int | None) -> An
 class Process:
     """A command at work."""
 
-    def __init__(self, *arguments: str, dsn: str | None, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        dsn: str | None,
+        env: Mapping[str, str] | None = None,
+        program: Sequence[str] = PROGRAM,
+    ) -> None:
         self.arguments = arguments
         given = {**(env or {}), **({} if dsn is None else {"PYRUNNER_DSN": dsn})}
         self._process = subprocess.Popen(
-            [*PROGRAM, *arguments], env=environment(given), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            [*program, *arguments], env=environment(given), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         self._out: list[str] = []

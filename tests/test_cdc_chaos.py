@@ -47,15 +47,12 @@ LOAD: Final = (
 )
 
 
-class Load:
-    """Rows that fall due and expire without end; begins anew whenever its session breaks."""
+class Ceaseless:
+    """Work in a thread, from the beginning of the block to its end."""
 
-    def __init__(self, db: Database) -> None:
-        self._db = db
+    def __init__(self) -> None:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True)
-        self.errors: list[str] = []
-        self.cycles = 0
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -65,6 +62,20 @@ class Load:
         self._stop.set()
         self._thread.join(timeout=120)
         assert not self._thread.is_alive()
+
+    def _work(self) -> None:
+        """Works until `_stop` is set."""
+        raise NotImplementedError
+
+
+class Load(Ceaseless):
+    """Rows that fall due and expire without end; begins anew whenever its session breaks."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+        super().__init__()
+        self.errors: list[str] = []
+        self.cycles = 0
 
     def _work(self) -> None:
         while not self._stop.is_set():
@@ -135,23 +146,14 @@ def instances(wired: Wired, tmp_path: Path) -> Iterator[Instances]:
     made.end()
 
 
-class Watch:
+class Watch(Ceaseless):
     """Looks at connector and task all the time, and remembers every state."""
 
     def __init__(self, wired: Wired) -> None:
         self._wired = wired
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._work, daemon=True)
+        super().__init__()
         self.states: Counter[str] = Counter()
         self.traces: list[str] = []
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(timeout=120)
 
     def _work(self) -> None:
         while not self._stop.wait(0.2):

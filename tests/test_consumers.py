@@ -5,7 +5,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -29,7 +28,7 @@ from consumers.contracts import Contracts
 from consumers.effects import Handler, Service
 from pyrunner.logs import make_log
 from pyrunner.stack import Stack
-from tests.commands import Answer, Process, environment
+from tests.commands import Answer, Process
 from tests.domain import (
     BOOKINGS,
     LEADS,
@@ -44,7 +43,7 @@ from tests.domain import (
     run_job,
 )
 from tests.kafka import Wired, admin, make_topics
-from tests.servers import Database, Server, wait_until
+from tests.servers import Connection, Database, Server, wait_until
 
 pytestmark = pytest.mark.kafka
 
@@ -62,19 +61,7 @@ class Instance(Process):
     """A consumer at work, as users start it."""
 
     def __init__(self, name: str, *arguments: str, env: Mapping[str, str]) -> None:
-        self.arguments = (name, *arguments)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", f"consumers.{name}", *arguments], env=environment(env),
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        self._out: list[str] = []
-        self._err: list[str] = []
-        self._readers = [
-            threading.Thread(target=self._read, args=(stream, into), daemon=True)
-            for stream, into in ((self._process.stdout, self._out), (self._process.stderr, self._err))
-        ]
-        for reader in self._readers:
-            reader.start()
+        super().__init__(*arguments, dsn=None, env=env, program=(sys.executable, "-m", f"consumers.{name}"))
 
     def total(self, outcome: str) -> int:
         """How many messages it has said to have had that outcome."""
@@ -126,6 +113,29 @@ class Lane:
         one = self.start(*arguments, level=level, **settings)
         one.wait_for("partitions assigned", now=6)
         return one
+
+    def hold_effects(self) -> Connection:
+        """From now on a property is freed only after `let_effects_go`; until then its transaction stands."""
+        add_trigger(
+            self.db, "chessboard.release", "perform pg_advisory_xact_lock_shared(4711);", at="before insert"
+        )
+        keeper = self.db.connect()
+        keeper.execute("select pg_advisory_lock(4711)")
+        return keeper
+
+    def wait_until_held(self) -> int:
+        """Waits until an instance stands in such a transaction; its backend."""
+        return int(
+            self.db.wait_until(
+                "select pid from pg_stat_activity"
+                " where application_name = 'chessboard' and wait_event = 'advisory'"
+            )
+        )
+
+    @staticmethod
+    def let_effects_go(keeper: Connection) -> None:
+        """Ends what `hold_effects` began."""
+        keeper.execute("select pg_advisory_unlock(4711)")
 
     def catch_up(self, *arguments: str) -> Instance:
         """An instance that has consumed everything and ended."""
@@ -546,19 +556,13 @@ def test_instances_that_come_and_go_share_the_partitions(lane: Callable[..., Lan
 @pytest.mark.slow
 def test_an_instance_that_stands_still_in_a_transaction_holds_nobody_up(lane: Callable[..., Lane]) -> None:
     way = lane("chessboard")
-    add_trigger(
-        way.db, "chessboard.release", "perform pg_advisory_xact_lock_shared(4711);", at="before insert"
-    )
-    keeper = way.db.connect()
-    keeper.execute("select pg_advisory_lock(4711)")
+    keeper = way.hold_effects()
     first = way.start_ready()
     one = message()
     way.produce(one)
-    pid = way.db.wait_until(
-        "select pid from pg_stat_activity where application_name = 'chessboard' and wait_event = 'advisory'"
-    )
+    pid = way.wait_until_held()
     first.send(signal.SIGSTOP)
-    keeper.execute("select pg_advisory_unlock(4711)")
+    way.let_effects_go(keeper)
     way.db.wait_until(
         "select state = 'idle in transaction' from pg_stat_activity where pid = %s", (pid,), what="it stands"
     )
@@ -856,22 +860,16 @@ def test_a_signal_lets_it_finish_its_transaction_commit_and_leave(
     lane: Callable[..., Lane], number: signal.Signals
 ) -> None:
     way = lane("chessboard")
-    add_trigger(
-        way.db, "chessboard.release", "perform pg_advisory_xact_lock_shared(4711);", at="before insert"
-    )
-    keeper = way.db.connect()
-    keeper.execute("select pg_advisory_lock(4711)")
+    keeper = way.hold_effects()
     working = way.start_ready()
     way.produce(*messages(30))
-    way.db.wait_until(
-        "select true from pg_stat_activity where application_name = 'chessboard' and wait_event = 'advisory'"
-    )
+    way.wait_until_held()
     working.send(number)
     # it is in the middle of a transaction, so it stays; what comes now is not begun any more
     way.produce(*messages(30))
     assert psutil.Process(working.pid).is_running()
     assert way.inbox() == 0
-    keeper.execute("select pg_advisory_unlock(4711)")
+    way.let_effects_go(keeper)
     working.wait(code=0)
     assert way.members() == 0
     done = working.total("done")
@@ -887,16 +885,10 @@ def test_a_signal_lets_it_finish_its_transaction_commit_and_leave(
 
 def test_a_second_signal_ends_it_at_once_and_loses_nothing(lane: Callable[..., Lane]) -> None:
     way = lane("chessboard")
-    add_trigger(
-        way.db, "chessboard.release", "perform pg_advisory_xact_lock_shared(4711);", at="before insert"
-    )
-    keeper = way.db.connect()
-    keeper.execute("select pg_advisory_lock(4711)")
+    keeper = way.hold_effects()
     working = way.start_ready()
     way.produce(*messages(10))
-    pid = way.db.wait_until(
-        "select pid from pg_stat_activity where application_name = 'chessboard' and wait_event = 'advisory'"
-    )
+    pid = way.wait_until_held()
     working.send(signal.SIGTERM)
 
     def is_gone() -> bool:
@@ -905,7 +897,7 @@ def test_a_second_signal_ends_it_at_once_and_loses_nothing(lane: Callable[..., L
         return working._process.poll() == -signal.SIGTERM
 
     wait_until(is_gone, what="it has ended")
-    keeper.execute("select pg_advisory_unlock(4711)")
+    way.let_effects_go(keeper)
     way.db.wait_until_gone(pid)
     assert way.inbox() == 0
     assert way.catch_up().total("done") == 10
@@ -926,22 +918,16 @@ def test_it_can_be_stopped_while_kafka_is_away(lane: Callable[..., Lane]) -> Non
 @pytest.mark.slow
 def test_a_cluster_that_does_not_answer_holds_up_no_farewell(lane: Callable[..., Lane]) -> None:
     way = lane("chessboard")
-    add_trigger(
-        way.db, "chessboard.release", "perform pg_advisory_xact_lock_shared(4711);", at="before insert"
-    )
-    keeper = way.db.connect()
-    keeper.execute("select pg_advisory_lock(4711)")
+    keeper = way.hold_effects()
     working = way.start_ready()
     way.produce(*messages(10), partition=0)
-    way.db.wait_until(
-        "select true from pg_stat_activity where application_name = 'chessboard' and wait_event = 'advisory'"
-    )
+    way.wait_until_held()
     broker = way.stack.pid("broker")
     assert broker is not None
     os.kill(broker, signal.SIGSTOP)
     try:
         # its commit of the offsets will have no answer
-        keeper.execute("select pg_advisory_unlock(4711)")
+        way.let_effects_go(keeper)
         way.wait_for_effects(10)
         working.send(signal.SIGTERM)
         working.wait(code=0)
@@ -1036,19 +1022,13 @@ def test_the_broker_killed_in_mid_stream_is_waited_for(lane: Callable[..., Lane]
 
 def test_a_connection_that_breaks_in_a_transaction_costs_nothing(lane: Callable[..., Lane]) -> None:
     way = lane("chessboard")
-    add_trigger(
-        way.db, "chessboard.release", "perform pg_advisory_xact_lock_shared(4711);", at="before insert"
-    )
-    keeper = way.db.connect()
-    keeper.execute("select pg_advisory_lock(4711)")
+    keeper = way.hold_effects()
     working = way.start_ready()
     way.produce(*messages(10), partition=0)
-    pid = way.db.wait_until(
-        "select pid from pg_stat_activity where application_name = 'chessboard' and wait_event = 'advisory'"
-    )
+    pid = way.wait_until_held()
     way.db.terminate(pid)
     working.wait_for("database unreachable")
-    keeper.execute("select pg_advisory_unlock(4711)")
+    way.let_effects_go(keeper)
     way.wait_for_effects(10)
     way.wait_for_done(10)
     assert (working.total("seen"), way.inbox()) == (0, 10)
