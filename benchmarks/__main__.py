@@ -1,32 +1,24 @@
 """The command: measures, prints the table, and writes it for the README."""
 
-import contextlib
 import os
-import signal
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import psycopg
 import typer
 from rich.console import Console
 
+from benchmarks.choice import chosen, listing, terminable
 from benchmarks.lab import FOLDER, BenchError, Lab
 from benchmarks.report import RESULTS, Machine, as_json, as_markdown, show
 from benchmarks.scale import FULL, QUICK, TINY
-from benchmarks.scenarios import SCENARIOS, Row, chosen
+from benchmarks.scenarios import SCENARIOS, Row
 from pyrunner.errors import PyrunnerError, one_line
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
 
-def _listing() -> str:
-    return "The scenarios:\n\n" + "\n\n".join(f"[bold]{one.name}[/]  {one.about}" for one in SCENARIOS)
-
-
-@app.command(epilog=_listing())
+@app.command(epilog=listing(SCENARIOS))
 def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rows, fewer rounds.")] = False,
     tiny: Annotated[bool, typer.Option("--tiny", hidden=True)] = False,
@@ -69,8 +61,8 @@ def bench(
         progress.print(text, style="dim", highlight=False)
 
     try:
-        scenarios = chosen([name.strip() for name in only.split(",") if name.strip()])
-        with _terminable(), Lab(scale, major=pg, folder=folder, say=say) as lab:
+        scenarios = chosen(SCENARIOS, only)
+        with terminable(), Lab(scale, major=pg, folder=folder, say=say) as lab:
             machine = Machine(lab.version)
             for scenario in scenarios:
                 rows += scenario.run(lab)
@@ -85,20 +77,6 @@ def bench(
         console.print(f"written: {os.path.relpath(results)}")
     if json_file is not None:
         json_file.write_text(as_json(rows, scale, machine))
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM ends it as Ctrl-C does, so that the server is removed."""
-
-    def end(_number: int, _frame: FrameType | None) -> None:
-        sys.exit(143)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any, Final, Literal, LiteralString
 
+from benchmarks.choice import Scenario
 from benchmarks.lab import BenchError, Connection, Lab
 from benchmarks.measure import Ratio, Sample, Watch, ratios, together
 from benchmarks.memory import Nowhere
@@ -17,7 +18,7 @@ from pyrunner.database import connect
 from pyrunner.logs import LogObserver, make_log
 from pyrunner.settings import Job, Overrides
 
-__all__ = ["SCENARIOS", "Row", "Scenario", "chosen"]
+__all__ = ["SCENARIOS", "Row"]
 
 Pairs = list[tuple[Sample, Sample]]
 
@@ -428,20 +429,7 @@ def _cycle_row(job: str, by_size: dict[int, list[Sample]], times: int) -> Row:
     )
 
 
-@dataclass(frozen=True)
-class Scenario:
-    """A part of the benchmark, with its name for --only."""
-
-    name: str
-    run: Callable[[Lab], list[Row]]
-
-    @property
-    def about(self) -> str:
-        """What it is, in a line."""
-        return (self.run.__doc__ or "").splitlines()[0]
-
-
-SCENARIOS: Final = (
+SCENARIOS: Final[Sequence[Scenario[Lab, Row]]] = (
     Scenario("lean", lean),
     Scenario("single", single),
     Scenario("snapshot", snapshot),
@@ -452,15 +440,3 @@ SCENARIOS: Final = (
     Scenario("memory", memory),
     Scenario("idle", idle),
 )
-
-
-def chosen(names: Sequence[str]) -> list[Scenario]:
-    """The scenarios of those names, all for none.
-
-    Raises:
-        BenchError: there is none of a name.
-    """
-    known = {scenario.name: scenario for scenario in SCENARIOS}
-    if unknown := [name for name in names if name not in known]:
-        raise BenchError(f"there is no scenario {', '.join(unknown)}; there are {', '.join(known)}")
-    return [scenario for scenario in SCENARIOS if not names or scenario.name in names]

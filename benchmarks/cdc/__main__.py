@@ -1,12 +1,7 @@
 """The command: measures, prints the tables, and writes them for the README."""
 
-import contextlib
 import os
-import signal
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import httpx
@@ -18,7 +13,8 @@ from rich.console import Console
 from benchmarks.cdc.lab import FOLDER, Lab
 from benchmarks.cdc.report import RESULTS, Results
 from benchmarks.cdc.scale import FULL, QUICK, TINY
-from benchmarks.cdc.scenarios import SCENARIOS, Comparison, Row, chosen, warm_up
+from benchmarks.cdc.scenarios import SCENARIOS, Comparison, Row, warm_up
+from benchmarks.choice import chosen, listing, terminable
 from benchmarks.lab import BenchError
 from benchmarks.report import Machine
 from pyrunner.errors import PyrunnerError, one_line
@@ -27,11 +23,7 @@ from pyrunner.postgres import find_binaries
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
 
-def _listing() -> str:
-    return "The scenarios:\n\n" + "\n\n".join(f"[bold]{one.name}[/]  {one.about}" for one in SCENARIOS)
-
-
-@app.command(epilog=_listing())
+@app.command(epilog=listing(SCENARIOS))
 def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer events, fewer rounds.")] = False,
     tiny: Annotated[bool, typer.Option("--tiny", hidden=True)] = False,
@@ -75,9 +67,9 @@ def bench(
         progress.print(text, style="dim", highlight=False)
 
     try:
-        scenarios = chosen([name.strip() for name in only.split(",") if name.strip()])
+        scenarios = chosen(SCENARIOS, only)
         binaries = None if pg is None else find_binaries(pg, prefer=("local", "embedded"))
-        with _terminable(), Lab(scale, folder=folder, binaries=binaries, say=say) as lab:
+        with terminable(), Lab(scale, folder=folder, binaries=binaries, say=say) as lab:
             done = Results(lines, scale, Machine(lab.version), lab.software)
             warm_up(lab)
             for scenario in scenarios:
@@ -93,20 +85,6 @@ def bench(
         console.print(f"written: {os.path.relpath(results)}")
     if json_file is not None:
         json_file.write_text(done.as_json())
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM ends it as Ctrl-C does, so that the stack is removed."""
-
-    def end(_number: int, _frame: FrameType | None) -> None:
-        sys.exit(143)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,11 @@ from typing import Any, Final, Literal
 from uuid import UUID
 
 from benchmarks.cdc.lab import PROCESSES, Lab, Usage, until
+from benchmarks.choice import Scenario
 from benchmarks.lab import BenchError
 from benchmarks.measure import Ratio, ratios
 
-__all__ = ["SCENARIOS", "SETTINGS", "Comparison", "Row", "Scenario", "Setting", "chosen"]
+__all__ = ["SCENARIOS", "SETTINGS", "Comparison", "Row", "Setting"]
 
 Verdict = Literal["met", "missed", ""]
 
@@ -519,20 +520,7 @@ _SHOWN: Final = {
 # --------------------------------------------------------------------------------------------- the scenarios
 
 
-@dataclass(frozen=True)
-class Scenario:
-    """A part of the benchmark, with its name for --only."""
-
-    name: str
-    run: Callable[[Lab], Sequence[Row | Comparison]]
-
-    @property
-    def about(self) -> str:
-        """What it is, in a line."""
-        return (self.run.__doc__ or "").splitlines()[0]
-
-
-SCENARIOS: Final = (
+SCENARIOS: Final[Sequence[Scenario[Lab, Row | Comparison]]] = (
     Scenario("latency", latency),
     Scenario("rate", rate),
     Scenario("freed", freed),
@@ -540,15 +528,3 @@ SCENARIOS: Final = (
     Scenario("memory", memory),
     Scenario("settings", settings),
 )
-
-
-def chosen(names: Sequence[str]) -> list[Scenario]:
-    """The scenarios of those names, all for none.
-
-    Raises:
-        BenchError: there is none of a name.
-    """
-    known = {scenario.name: scenario for scenario in SCENARIOS}
-    if unknown := [name for name in names if name not in known]:
-        raise BenchError(f"there is no scenario {', '.join(unknown)}; there are {', '.join(known)}")
-    return [scenario for scenario in SCENARIOS if not names or scenario.name in names]
