@@ -31,16 +31,20 @@ $public$;
 -- monitor: sees runs, batches, failed items, settings, the outbox's partitions; no domain data but ids
 grant usage on schema expiration, outbox, chessboard, notifications to crm_monitor;
 grant select on
-    expiration.job, expiration.run, expiration.batch, expiration.failed_item, expiration.purged_batch_total,
-    expiration.purged_run_total, expiration.status, expiration.history, expiration.failed, expiration.log_event,
-    expiration.batch_total, expiration.run_total, outbox.partition, outbox.settings, outbox.slot, outbox.slot_status,
-    outbox.replay_log, chessboard.parked_total, notifications.parked_total
+    expiration.job, expiration.run, expiration.batch, expiration.failed_item, expiration.batch_tally,
+    expiration.run_tally, expiration.lateness_tally, expiration.duration_tally, expiration.trace_position,
+    expiration.status, expiration.history, expiration.failed, expiration.log_event, expiration.batch_total,
+    expiration.run_total, expiration.lateness_histogram, expiration.duration_histogram, expiration.job_figures,
+    expiration.due_figures, outbox.partition, outbox.partition_figures, outbox.settings, outbox.slot,
+    outbox.slot_state, outbox.slot_status, outbox.slot_figures, outbox.replay_log, chessboard.parked_total,
+    notifications.parked_total
 to crm_monitor;
 grant execute on function
     expiration.schema_version(), expiration.errors(), expiration.phases(text),
     expiration.raise_error(text, text[]), expiration.check_job(text, text),
     expiration.is_alive(expiration.run), expiration.last_sign_of_life(uuid), expiration.run_result(expiration.run),
     expiration.log_item(uuid), expiration.cron_job(),
+    expiration.lateness_bounds(), expiration.duration_bounds(), expiration.duration_bucket(interval),
     expiration.preview(text, timestamptz, integer),
     outbox.partition_start(oid), outbox.is_publication_right(text)
 to crm_monitor;
@@ -53,6 +57,9 @@ grant execute on function
     expiration.finish_run(uuid, text),
     expiration.batch_failed(uuid, text, text),
     expiration.reap_runs(text),
+    expiration.tally_runs(integer),
+    expiration.take_traces(text, integer),
+    expiration.mark_traced(text, bigint),
     expiration.purge_history(integer),
     expiration.purge_cron_history(interval),
     expiration.cron_schedule(text, interval, boolean),

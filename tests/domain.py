@@ -369,7 +369,8 @@ def preview(where: Where, job: str, **arguments: Any) -> list[dict[str, Any]]:
 SNAPSHOT_TABLES = (
     "crm.leads", "crm.bookings", "crm.deals", "crm.fixations", "crm.deal_timeline", "crm.audit_log",
     "outbox.event", "outbox.settings", "expiration.job", "expiration.run", "expiration.batch",
-    "expiration.failed_item", "expiration.purged_batch_total", "expiration.purged_run_total",
+    "expiration.failed_item", "expiration.batch_tally", "expiration.run_tally", "expiration.lateness_tally",
+    "expiration.duration_tally", "expiration.trace_position",
 )  # fmt: skip
 
 
@@ -477,6 +478,41 @@ INVARIANTS: dict[str, LiteralString] = {
                 b.run_id = e.correlation_id
                 and e.traceparent = '00-' || replace(b.run_id::text, '-', '') || '-'
                     || left(md5(b.run_id::text || ':' || b.number), 16) || '-01'
+        )""",
+    "a batch counts each item it expired in one bucket of lateness": """
+        select b.run_id, b.number
+        from expiration.batch as b
+        where b.expired <> coalesce((select sum(l.items) from unnest(b.lateness) as l (items)), 0)""",
+    "the histogram of lateness is that of the expired bookings": """
+        select h.phase, h.le, h.items
+        from expiration.lateness_histogram as h
+        where
+            h.phase <> 'Lead'
+            and h.items <> (
+                select count(*)
+                from (
+                    select expired_at - reserve_expires_at as lateness from crm.bookings
+                    where status = 'ReserveExpired' and h.phase = 'Reserve'
+                    union all
+                    select expired_at - booking_expires_at from crm.bookings
+                    where status = 'BookingExpired' and h.phase = 'Booking'
+                ) as i
+                where h.le = 'Infinity' or i.lateness <= make_interval(secs => h.le)
+            )""",
+    "the histograms count every item and every cycle": """
+        select t.job, t.phase, t.expired
+        from expiration.batch_total as t
+        left join expiration.lateness_histogram as h on t.phase = h.phase and h.le = 'Infinity'
+        where t.expired is distinct from h.items
+        union all
+        select t.job, null, sum(t.runs)
+        from expiration.run_total as t
+        inner join expiration.duration_histogram as h on t.job = h.job and h.le = 'Infinity'
+        where t.status in ('completed', 'capped', 'stopped', 'failed')
+        group by t.job
+        having sum(t.runs) - min(h.runs) <> (
+            select count(*) from expiration.run as r
+            where r.job = t.job and r.driver = 'sql' and r.status in ('completed', 'capped', 'stopped', 'failed')
         )""",
     "event ids and sequence numbers are unique": """
         select id from outbox.event group by id having count(*) > 1

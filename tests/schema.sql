@@ -49,10 +49,12 @@ CREATE TYPE expiration.batch_result AS (
 	last_deadline timestamp with time zone,
 	last_id uuid,
 	expired_ids uuid[],
-	failures jsonb
+	failures jsonb,
+	lateness integer[],
+	lateness_seconds double precision
 );
 ALTER TYPE expiration.batch_result OWNER TO crm_owner;
-COMMENT ON TYPE expiration.batch_result IS 'What a batch did. last_deadline and last_id are the cursor for the next; failures is an array of {id, sqlstate, message} or null.';
+COMMENT ON TYPE expiration.batch_result IS 'What a batch did. last_deadline and last_id are the cursor for the next; failures is an array of {id, sqlstate, message} or null; lateness counts the expired items by bucket (expiration.lateness_bounds), null when there is none.';
 CREATE TYPE expiration.claim AS (
 	ids uuid[],
 	deadlines timestamp with time zone[],
@@ -1072,6 +1074,7 @@ CREATE TABLE expiration.run (
     backend_pid integer DEFAULT pg_backend_pid() NOT NULL,
     backend_start timestamp with time zone,
     statement_start timestamp with time zone,
+    tally_number bigint,
     CONSTRAINT run_failed_has_sqlstate CHECK (((status <> 'failed'::text) OR (sqlstate IS NOT NULL))),
     CONSTRAINT run_finished_has_time CHECK (((status = 'running'::text) = (finished_at IS NULL))),
     CONSTRAINT run_status_is_known CHECK ((status = ANY (ARRAY['running'::text, 'completed'::text, 'capped'::text, 'stopped'::text, 'failed'::text, 'abandoned'::text, 'skipped'::text])))
@@ -1104,6 +1107,7 @@ COMMENT ON COLUMN expiration.run.started_by IS 'Login that started it.';
 COMMENT ON COLUMN expiration.run.backend_pid IS 'Backend that started it.';
 COMMENT ON COLUMN expiration.run.backend_start IS 'Start of that backend; null where a pooler may change the backend between calls.';
 COMMENT ON COLUMN expiration.run.statement_start IS 'Start of the CALL that is the whole run; null for drivers that call batch by batch.';
+COMMENT ON COLUMN expiration.run.tally_number IS 'Place in the order in which runs were tallied, which is an order of commits; null until then, 0 for runs from before there was a tally.';
 CREATE FUNCTION expiration.close_run(run_id uuid, status text, reason text, finished_at timestamp with time zone, sqlstate text DEFAULT NULL::text, error text DEFAULT NULL::text) RETURNS expiration.run
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1170,6 +1174,31 @@ end
 $$;
 ALTER FUNCTION expiration.count_due(job text, phase text, as_of timestamp with time zone, after_deadline timestamp with time zone, after_id uuid, upto_deadline timestamp with time zone, upto_id uuid) OWNER TO crm_owner;
 COMMENT ON FUNCTION expiration.count_due(job text, phase text, as_of timestamp with time zone, after_deadline timestamp with time zone, after_id uuid, upto_deadline timestamp with time zone, upto_id uuid) IS 'How many items of a phase are due before as_of, failed ones apart, beyond the cursor (after_...] and up to another.';
+CREATE FUNCTION expiration.count_lateness(deadlines timestamp with time zone[], as_of timestamp with time zone, OUT items integer[], OUT seconds double precision) RETURNS record
+    LANGUAGE plpgsql STABLE STRICT SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    v_bound double precision;
+    v_within integer;
+    v_less integer := 0;
+begin
+    -- deadlines are sorted, so width_bucket tells how many lie before a time without looking at each
+    foreach v_bound in array expiration.lateness_bounds() loop
+        v_within := cardinality(deadlines)
+            - width_bucket(as_of - make_interval(secs => v_bound) - interval '1 microsecond', deadlines);
+        items := items || (v_within - v_less);
+        v_less := v_within;
+    end loop;
+    items := items || (cardinality(deadlines) - v_less);
+    select coalesce(sum(date_part('epoch', as_of - d.deadline)), 0)
+    into count_lateness.seconds
+    from unnest(deadlines) as d (deadline)
+    where isfinite(d.deadline);
+end
+$$;
+ALTER FUNCTION expiration.count_lateness(deadlines timestamp with time zone[], as_of timestamp with time zone, OUT items integer[], OUT seconds double precision) OWNER TO crm_owner;
+COMMENT ON FUNCTION expiration.count_lateness(deadlines timestamp with time zone[], as_of timestamp with time zone, OUT items integer[], OUT seconds double precision) IS 'How late items with these deadlines, oldest first, are at as_of: their number by bucket (expiration.lateness_bounds, and one beyond), and the sum in seconds, infinite deadlines left out.';
 CREATE FUNCTION expiration.cron_install() RETURNS TABLE(jobname text, schedule text, command text, action text)
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1327,6 +1356,7 @@ CREATE TABLE expiration.job (
     paused_reason text,
     updated_at timestamp with time zone DEFAULT now() NOT NULL,
     updated_by text DEFAULT SESSION_USER NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
     CONSTRAINT job_batch_size_is_positive CHECK (((batch_size >= 1) AND (batch_size <= 100000))),
     CONSTRAINT job_history_retention_is_sane CHECK ((history_retention >= '01:00:00'::interval)),
     CONSTRAINT job_max_batches_is_positive CHECK ((max_batches_per_cycle > 0)),
@@ -1352,6 +1382,7 @@ COMMENT ON COLUMN expiration.job.paused_by IS 'Who paused it.';
 COMMENT ON COLUMN expiration.job.paused_reason IS 'Why.';
 COMMENT ON COLUMN expiration.job.updated_at IS 'When a setting was last changed.';
 COMMENT ON COLUMN expiration.job.updated_by IS 'By whom.';
+COMMENT ON COLUMN expiration.job.created_at IS 'When it came into being; a job that has never succeeded is measured from then on.';
 CREATE FUNCTION expiration.cron_plan(seconds_allowed boolean DEFAULT false) RETURNS TABLE(jobname text, schedule text, command text)
     LANGUAGE sql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1394,6 +1425,18 @@ CREATE FUNCTION expiration.current_driver() RETURNS text
     RETURN (SELECT CASE WHEN ((a.backend_type = 'pg_cron'::text) OR (a.application_name ~~ 'pg_cron%'::text)) THEN 'pg_cron'::text ELSE 'psql'::text END AS "case" FROM pg_stat_activity a WHERE (a.pid = pg_backend_pid()));
 ALTER FUNCTION expiration.current_driver() OWNER TO crm_owner;
 COMMENT ON FUNCTION expiration.current_driver() IS 'Who calls: pg_cron in either of its modes, or somebody by hand (psql).';
+CREATE FUNCTION expiration.duration_bounds() RETURNS double precision[]
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    RETURN ARRAY[(0.01)::double precision, (0.025)::double precision, (0.05)::double precision, (0.1)::double precision, (0.25)::double precision, (0.5)::double precision, (1)::double precision, (2.5)::double precision, (5)::double precision, (10)::double precision, (30)::double precision, (60)::double precision, (300)::double precision, (900)::double precision, (1800)::double precision, (3300)::double precision];
+ALTER FUNCTION expiration.duration_bounds() OWNER TO crm_owner;
+COMMENT ON FUNCTION expiration.duration_bounds() IS 'Upper bounds of the buckets of a cycle''s duration, in seconds, 30 s among them, the objective of bookings. What was counted keeps the bounds it was counted by, so changing them takes a migration.';
+CREATE FUNCTION expiration.duration_bucket(duration interval) RETURNS integer
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    RETURN (SELECT ((count(*))::integer + 1) FROM unnest(expiration.duration_bounds()) b(bound) WHERE (b.bound < (EXTRACT(epoch FROM duration_bucket.duration))::double precision));
+ALTER FUNCTION expiration.duration_bucket(duration interval) OWNER TO crm_owner;
+COMMENT ON FUNCTION expiration.duration_bucket(duration interval) IS 'The bucket of a duration, from 1: the first of expiration.duration_bounds that it does not exceed, or the one beyond.';
 CREATE FUNCTION expiration.errors() RETURNS TABLE(sqlstate text, name text, message text, hint text)
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1468,6 +1511,7 @@ declare
     v_again expiration.claim;
     v_failed boolean := false;
     v_sqlstate text;
+    v_expired_deadlines timestamptz[];
     v_result expiration.batch_result;
 begin
     -- locked in the subtransaction that changes them: with another one's lock on it, each row would need a MultiXact
@@ -1506,6 +1550,21 @@ begin
         v_result.oldest_deadline := v_claim.deadlines[1];
         v_result.last_deadline := v_claim.deadlines[v_result.claimed];
         v_result.last_id := v_claim.ids[v_result.claimed];
+    end if;
+    if v_result.expired = cardinality(v_claim.ids) then
+        v_expired_deadlines := v_claim.deadlines;
+    elsif v_result.expired > 0 then
+        v_expired_deadlines := array(
+            select c.deadline
+            from unnest(v_claim.ids, v_claim.deadlines) as c (id, deadline)
+            where c.id = any(v_result.expired_ids)
+            order by c.deadline
+        );
+    end if;
+    if v_expired_deadlines is not null then
+        select l.items, l.seconds
+        into v_result.lateness, v_result.lateness_seconds
+        from expiration.count_lateness(v_expired_deadlines, as_of) as l;
     end if;
     if v_result.failed > 0 then
         insert into expiration.failed_item as f (
@@ -1758,6 +1817,9 @@ CREATE TABLE expiration.batch (
     phase_expired bigint NOT NULL,
     retry_failures integer DEFAULT 0 NOT NULL,
     failures jsonb,
+    lateness integer[],
+    lateness_seconds double precision,
+    tallied boolean DEFAULT false NOT NULL,
     CONSTRAINT batch_step_is_known CHECK ((step = ANY (ARRAY['claim'::text, 'retry'::text])))
 );
 ALTER TABLE expiration.batch OWNER TO crm_owner;
@@ -1780,6 +1842,9 @@ COMMENT ON COLUMN expiration.batch.last_id IS 'Cursor: id of the last item claim
 COMMENT ON COLUMN expiration.batch.phase_expired IS 'Items expired so far in this run and phase.';
 COMMENT ON COLUMN expiration.batch.retry_failures IS 'Retried items that failed again so far in this run and phase.';
 COMMENT ON COLUMN expiration.batch.failures IS 'The failed items: array of {id, sqlstate, message}.';
+COMMENT ON COLUMN expiration.batch.lateness IS 'Items expired, by bucket of lateness (as_of - deadline): see expiration.lateness_bounds; null when none expired.';
+COMMENT ON COLUMN expiration.batch.lateness_seconds IS 'Lateness of the items expired, summed; infinite deadlines left out.';
+COMMENT ON COLUMN expiration.batch.tallied IS 'Its counts are in expiration.batch_tally.';
 CREATE FUNCTION expiration.last_sign_of_life(run_id uuid) RETURNS timestamp with time zone
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1828,6 +1893,12 @@ CREATE FUNCTION expiration.is_item_sqlstate(fault_sqlstate text) RETURNS boolean
     RETURN (("left"(fault_sqlstate, 2) = ANY (ARRAY['22'::text, '23'::text])) OR (fault_sqlstate = 'P0001'::text) OR (((fault_sqlstate COLLATE "C") >= 'A'::text) AND ("left"(fault_sqlstate, 2) <> ALL (ARRAY['F0'::text, 'HV'::text, 'P0'::text, 'XX'::text])) AND ("left"(fault_sqlstate, 3) <> 'XP0'::text)));
 ALTER FUNCTION expiration.is_item_sqlstate(fault_sqlstate text) OWNER TO crm_owner;
 COMMENT ON FUNCTION expiration.is_item_sqlstate(fault_sqlstate text) IS 'The allow-list: SQLSTATEs by which a row''s own values or the domain''s guards refuse a transition. Any other is a fault of the system, and no item is ever blamed for it.';
+CREATE FUNCTION expiration.lateness_bounds() RETURNS double precision[]
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    RETURN ARRAY[(5)::double precision, (15)::double precision, (30)::double precision, (60)::double precision, (90)::double precision, (120)::double precision, (300)::double precision, (600)::double precision, (1800)::double precision, (3600)::double precision, (3900)::double precision, (7200)::double precision, (14400)::double precision, (43200)::double precision, (86400)::double precision];
+ALTER FUNCTION expiration.lateness_bounds() OWNER TO crm_owner;
+COMMENT ON FUNCTION expiration.lateness_bounds() IS 'Upper bounds of the buckets of lateness, in seconds, 90 s and 3900 s (1 h 5 min) among them, which are the objectives of bookings and leads. What was counted keeps the bounds it was counted by, so changing them takes a migration.';
 CREATE FUNCTION expiration.loadable_objects() RETURNS TABLE(class oid, object oid, kind text, identity text, stamp text)
     LANGUAGE sql STABLE PARALLEL SAFE
     AS $$
@@ -1913,6 +1984,23 @@ CREATE FUNCTION expiration.log_item(run_id uuid) RETURNS TABLE(at timestamp with
 END;
 ALTER FUNCTION expiration.log_item(run_id uuid) OWNER TO crm_owner;
 COMMENT ON FUNCTION expiration.log_item(run_id uuid) IS 'The debug events of a run, lead.expired or booking expired, one an item, in order; read from the outbox as long as it keeps them.';
+CREATE FUNCTION expiration.mark_traced(name text, tally_number bigint) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    if mark_traced.name is null or mark_traced.tally_number is null then
+        perform expiration.raise_error(
+            'null_argument', case when mark_traced.name is null then 'name' else 'tally_number' end, 'expiration.mark_traced'
+        );
+    end if;
+    update expiration.trace_position as p
+    set tally_number = mark_traced.tally_number, updated_at = clock_timestamp()
+    where p.name = mark_traced.name and p.tally_number < mark_traced.tally_number;
+end
+$$;
+ALTER FUNCTION expiration.mark_traced(name text, tally_number bigint) OWNER TO crm_owner;
+COMMENT ON FUNCTION expiration.mark_traced(name text, tally_number bigint) IS 'Moves a destination on past the run with this tally_number; never back.';
 CREATE FUNCTION expiration.pause(job text, reason text DEFAULT NULL::text) RETURNS expiration.job
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2066,7 +2154,7 @@ begin
     end if;
     runs := 0;
     batches := 0;
-    -- the totals have a row a phase: one purge at a time
+    -- two at once would wait for each other's rows
     if pg_try_advisory_xact_lock(hashtext('expiration.purge_history')) then
         with doomed as materialized (
             select r.id
@@ -2079,6 +2167,9 @@ begin
                     and h.status <> 'running'
                     and h.started_at < now() - j.history_retention
                     and h.finished_at < now() - j.history_retention
+                    -- what they have counted stays in the tallies
+                    and h.tally_number is not null
+                    and not exists (select from expiration.batch as b where b.run_id = h.id and not b.tallied)
                     -- the last success stays, however old: the dead man's switch counts from it
                     and h.id is distinct from (
                         select s.id
@@ -2095,39 +2186,13 @@ begin
             delete from expiration.batch as b
             using doomed as d
             where b.run_id = d.id
-            returning b.*
+            returning b.run_id
         ),
         gone_runs as (
             delete from expiration.run as r
             using doomed as d
             where r.id = d.id
-            returning r.*
-        ),
-        batch_sums as (
-            insert into expiration.purged_batch_total as t (job, phase, batches, expired, failed, skipped_locked)
-            select
-                case when b.phase = 'Lead' then 'lead-expiration' else 'booking-expiration' end,
-                b.phase,
-                count(*) filter (where b.claimed > 0),
-                sum(b.expired),
-                sum(b.failed),
-                sum(b.skipped_locked)
-            from gone_batches as b
-            group by b.phase
-            on conflict on constraint purged_batch_total_pkey do update
-            set
-                batches = t.batches + excluded.batches,
-                expired = t.expired + excluded.expired,
-                failed = t.failed + excluded.failed,
-                skipped_locked = t.skipped_locked + excluded.skipped_locked
-        ),
-        run_sums as (
-            insert into expiration.purged_run_total as t (job, status, runs, seconds)
-            select r.job, r.status, count(*), sum(extract(epoch from r.finished_at - r.started_at))::double precision
-            from gone_runs as r
-            group by r.job, r.status
-            on conflict on constraint purged_run_total_pkey do update
-            set runs = t.runs + excluded.runs, seconds = t.seconds + excluded.seconds
+            returning r.id
         )
         select (select count(*) from gone_runs), (select count(*) from gone_batches)
         into purge_history.runs, purge_history.batches;
@@ -2136,7 +2201,7 @@ begin
 end
 $$;
 ALTER FUNCTION expiration.purge_history(max_runs integer) OWNER TO crm_owner;
-COMMENT ON FUNCTION expiration.purge_history(max_runs integer) IS 'Deletes finished runs older than job.history_retention with their batches, at most max_runs a job, and adds what they had counted to the purged totals, all in one statement, so that batch_total and run_total never move. Returns what it deleted.';
+COMMENT ON FUNCTION expiration.purge_history(max_runs integer) IS 'Deletes finished runs older than job.history_retention with their batches, at most max_runs a job, once they are in the tallies (expiration.tally_runs), so that batch_total and run_total never move. Returns what it deleted.';
 CREATE FUNCTION expiration.raise_error(name text, VARIADIC args text[] DEFAULT '{}'::text[]) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2200,12 +2265,13 @@ begin
     where j.name = record_lone_batch.job;
     insert into expiration.batch (
         run_id, number, phase, step, started_at, claimed, expired, failed, skipped_locked, drained, capped,
-        oldest_deadline, last_deadline, last_id, phase_expired, failures
+        oldest_deadline, last_deadline, last_id, phase_expired, failures, lateness, lateness_seconds
     )
     values (
         record_lone_batch.run_id, 1, record_lone_batch.phase, 'claim', record_lone_batch.started_at,
         result.claimed, result.expired, result.failed, result.skipped_locked, result.drained, not result.drained,
-        result.oldest_deadline, result.last_deadline, result.last_id, result.expired, result.failures
+        result.oldest_deadline, result.last_deadline, result.last_id, result.expired, result.failures,
+        result.lateness, result.lateness_seconds
     );
 end
 $$;
@@ -2381,13 +2447,13 @@ begin
             end if;
             insert into expiration.batch (
                 run_id, number, phase, step, started_at, claimed, expired, failed, skipped_locked, drained, capped,
-                oldest_deadline, last_deadline, last_id, phase_expired, retry_failures, failures
+                oldest_deadline, last_deadline, last_id, phase_expired, retry_failures, failures, lateness, lateness_seconds
             )
             values (
                 v_run.id, v_number, v_phase.phase, v_step, v_started_at, v_result.claimed, v_result.expired,
                 v_result.failed, v_result.skipped_locked, v_result.drained, v_capped, v_result.oldest_deadline,
                 v_result.last_deadline, v_result.last_id, v_last.phase_expired + v_result.expired,
-                coalesce(v_last.retry_failures, 0), v_result.failures
+                coalesce(v_last.retry_failures, 0), v_result.failures, v_result.lateness, v_result.lateness_seconds
             );
             v_report.state := 'more';
             v_report.number := v_number;
@@ -2504,7 +2570,7 @@ declare
 begin
     commit;
     -- one step that fails does not keep the others from being done; the first failure is raised at the end
-    foreach v_step in array array['make partitions', 'drop partitions', 'reap runs', 'purge history', 'purge history of pg_cron'] loop
+    foreach v_step in array array['make partitions', 'drop partitions', 'reap runs', 'tally runs', 'purge history', 'purge history of pg_cron'] loop
         loop
             v_runs := 0;
             v_sqlstate := null;
@@ -2516,6 +2582,8 @@ begin
                     perform outbox.drop_partitions();
                 elsif v_step operator(pg_catalog.=) 'reap runs' then
                     perform expiration.reap_runs();
+                elsif v_step operator(pg_catalog.=) 'tally runs' then
+                    v_runs := expiration.tally_runs();
                 elsif v_step operator(pg_catalog.=) 'purge history' then
                     v_runs := (select p.runs from expiration.purge_history() as p);
                 else
@@ -2543,11 +2611,11 @@ begin
 end
 $$;
 ALTER PROCEDURE expiration.run_upkeep() OWNER TO crm_owner;
-COMMENT ON PROCEDURE expiration.run_upkeep() IS 'Keeps house, once an hour say: partitions of the outbox made ahead and, once delivered and past their retention, dropped; abandoned runs marked, old history purged, ours and pg_cron''s. Not inside a transaction block.';
+COMMENT ON PROCEDURE expiration.run_upkeep() IS 'Keeps house, once an hour say: partitions of the outbox made ahead and, once delivered and past their retention, dropped; abandoned runs marked, what is over tallied, old history purged, ours and pg_cron''s. Not inside a transaction block.';
 CREATE FUNCTION expiration.schema_version() RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
-    RETURN '0.2.0'::text;
+    RETURN '0.3.0'::text;
 ALTER FUNCTION expiration.schema_version() OWNER TO crm_owner;
 COMMENT ON FUNCTION expiration.schema_version() IS 'Version of the functions and views installed; the runner refuses to work with another one.';
 CREATE FUNCTION expiration.set_job(job text, period interval DEFAULT NULL::interval, batch_size integer DEFAULT NULL::integer, max_batches_per_cycle integer DEFAULT NULL::integer, max_duration interval DEFAULT NULL::interval, retry_failures_per_cycle integer DEFAULT NULL::integer, max_transient_retries integer DEFAULT NULL::integer, stale_after interval DEFAULT NULL::interval, history_retention interval DEFAULT NULL::interval) RETURNS expiration.job
@@ -2633,6 +2701,8 @@ declare
     v_status text := 'running';
     v_reason text;
     v_explanation text;
+    v_sqlstate text;
+    v_message text;
 begin
     if start_run.job is null or start_run.driver is null or whole_statement is null or pooled is null then
         perform expiration.raise_error(
@@ -2690,6 +2760,14 @@ begin
             and r.backend_start = (select a.backend_start from pg_stat_activity as a where a.pid = pg_backend_pid());
     end if;
     perform expiration.reap_runs(start_run.job);
+    begin
+        perform expiration.tally_runs();
+    exception
+        -- expiring goes before counting; upkeep does the same, and fails with it
+        when others then
+            get stacked diagnostics v_sqlstate = returned_sqlstate, v_message = message_text;
+            raise warning 'runs were not tallied: % (%)', v_message, v_sqlstate;
+    end;
     select r.* into v_other
     from expiration.run as r
     where r.status = 'running' and r.job = start_run.job and r.driver = start_run.driver and r.instance = v_instance
@@ -2779,6 +2857,143 @@ end
 $$;
 ALTER FUNCTION expiration.stop(job text) OWNER TO crm_owner;
 COMMENT ON FUNCTION expiration.stop(job text) IS 'Asks the runs of a job that are at work to stop: each ends after the batch in hand. The next tick runs again; pause keeps it from doing so. Returns the runs asked.';
+CREATE FUNCTION expiration.take_traces(name text, max_runs integer DEFAULT 100) RETURNS SETOF expiration.run
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+declare
+    v_position bigint;
+begin
+    if take_traces.name is null then
+        perform expiration.raise_error('null_argument', 'name', 'expiration.take_traces');
+    elsif take_traces.max_runs is null or take_traces.max_runs < 1 then
+        perform expiration.raise_error(
+            'invalid_argument', 'max_runs', 'expiration.take_traces', 'greater than 0',
+            coalesce(take_traces.max_runs::text, 'null')
+        );
+    end if;
+    perform expiration.tally_runs();
+    -- a new destination starts with what ends from now on
+    insert into expiration.trace_position (name, tally_number)
+    select take_traces.name, coalesce(max(r.tally_number), 0)
+    from expiration.run as r
+    on conflict on constraint trace_position_pkey do nothing;
+    select p.tally_number into v_position
+    from expiration.trace_position as p
+    where p.name = take_traces.name
+    for update skip locked;
+    if found then
+        return query
+        select r.*
+        from expiration.run as r
+        where r.tally_number > v_position
+        order by r.tally_number
+        limit take_traces.max_runs;
+    end if;
+end
+$$;
+ALTER FUNCTION expiration.take_traces(name text, max_runs integer) OWNER TO crm_owner;
+COMMENT ON FUNCTION expiration.take_traces(name text, max_runs integer) IS 'Runs that are over and were not yet sent to the destination, in order, none when another session is at it. Send them and call expiration.mark_traced with the last tally_number in the same transaction: each is then taken by one exporter. The first call for a destination begins with the runs that end from then on.';
+CREATE FUNCTION expiration.tally_runs(max_runs integer DEFAULT 1000) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+declare
+    v_runs bigint := bigint '0';
+begin
+    if tally_runs.max_runs is null or tally_runs.max_runs < 1 then
+        perform expiration.raise_error(
+            'invalid_argument', 'max_runs', 'expiration.tally_runs', 'greater than 0',
+            coalesce(tally_runs.max_runs::text, 'null')
+        );
+    end if;
+    -- the tally has a row a phase, and its numbers are in the order of commits: one at a time, and nobody waits
+    if not pg_try_advisory_xact_lock(hashtext('expiration.tally_runs')) then
+        return v_runs;
+    end if;
+    with waiting as materialized (
+        select r.id
+        from expiration.run as r
+        where r.tally_number is null and r.status <> 'running'
+        order by r.finished_at
+        limit tally_runs.max_runs
+    ),
+    runs as (
+        update expiration.run as r
+        set tally_number = nextval('expiration.tally_number_seq')
+        from waiting as w
+        where r.id = w.id
+        returning r.job, r.driver, r.status, r.started_at, r.finished_at, r.retries
+    ),
+    batches as (
+        update expiration.batch as b
+        set tallied = true
+        from expiration.run as r
+        where
+            b.run_id = r.id
+            and not b.tallied
+            -- a run that was taken for abandoned may have had a batch in hand
+            and (r.tally_number is not null or r.id in (select w.id from waiting as w))
+        returning
+            r.job, b.phase, b.claimed, b.expired, b.failed, b.skipped_locked, b.lateness, b.lateness_seconds
+    ),
+    batch_sums as (
+        insert into expiration.batch_tally as t (
+            job, phase, batches, expired, failed, skipped_locked, lateness_seconds
+        )
+        select
+            b.job, b.phase, count(*) filter (where b.claimed > 0), sum(b.expired), sum(b.failed),
+            sum(b.skipped_locked), coalesce(sum(b.lateness_seconds), 0)
+        from batches as b
+        group by b.job, b.phase
+        on conflict on constraint batch_tally_pkey do update
+        set
+            batches = t.batches + excluded.batches,
+            expired = t.expired + excluded.expired,
+            failed = t.failed + excluded.failed,
+            skipped_locked = t.skipped_locked + excluded.skipped_locked,
+            lateness_seconds = t.lateness_seconds + excluded.lateness_seconds
+    ),
+    lateness_sums as (
+        insert into expiration.lateness_tally as t (job, phase, bucket, items)
+        select b.job, b.phase, l.bucket, sum(l.items)
+        from batches as b
+        cross join lateral unnest(b.lateness) with ordinality as l (items, bucket)
+        where l.items > 0
+        group by b.job, b.phase, l.bucket
+        on conflict on constraint lateness_tally_pkey do update set items = t.items + excluded.items
+    ),
+    run_sums as (
+        insert into expiration.run_tally as t (job, status, runs, seconds, retries)
+        select
+            r.job, r.status, count(*), sum(extract(epoch from r.finished_at - r.started_at))::double precision,
+            sum(r.retries)
+        from runs as r
+        group by r.job, r.status
+        on conflict on constraint run_tally_pkey do update
+        set
+            runs = t.runs + excluded.runs,
+            seconds = t.seconds + excluded.seconds,
+            retries = t.retries + excluded.retries
+    ),
+    duration_sums as (
+        insert into expiration.duration_tally as t (job, bucket, runs)
+        select r.job, expiration.duration_bucket(r.finished_at - r.started_at), count(*)
+        from runs as r
+        where r.driver <> 'sql' and r.status in ('completed', 'capped', 'stopped', 'failed')
+        group by 1, 2
+        on conflict on constraint duration_tally_pkey do update set runs = t.runs + excluded.runs
+    )
+    select count(*) into v_runs from runs as r;
+    return v_runs;
+end
+$$;
+ALTER FUNCTION expiration.tally_runs(max_runs integer) OWNER TO crm_owner;
+COMMENT ON FUNCTION expiration.tally_runs(max_runs integer) IS 'Adds runs that are over, at most max_runs, and their batches to the tallies, all in one statement, so that the totals never move by it. Returns how many. Every start of a run does it, and upkeep; of two at once the second does nothing.';
 CREATE FUNCTION notifications.file_notice(event_id uuid, lead_id uuid, tenant_id uuid, agent_user_id uuid, expired_at timestamp with time zone, topic text DEFAULT 'pin.crm.lead-expired.v1'::text) RETURNS boolean
     LANGUAGE plpgsql STRICT SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2924,7 +3139,7 @@ declare
     v_sealed pg_lsn;
     v_is_late boolean;
 begin
-    for v_slot in select s.name, s.state, s.confirmed_flush_lsn from outbox.slot_status as s order by s.name loop
+    for v_slot in select s.name, s.state, s.confirmed_flush_lsn from outbox.slot_state as s order by s.name loop
         if v_slot.state in ('missing', 'lost') then
             perform expiration.raise_error('slot_lost', v_slot.name, v_slot.state);
         end if;
@@ -3372,41 +3587,95 @@ CREATE TABLE expiration._yoyo_version (
 );
 ALTER TABLE expiration._yoyo_version OWNER TO crm_owner;
 COMMENT ON TABLE expiration._yoyo_version IS 'Version of the layout of yoyo''s own tables.';
-CREATE TABLE expiration.purged_batch_total (
+CREATE TABLE expiration.batch_tally (
     job text NOT NULL,
     phase text NOT NULL,
     batches bigint NOT NULL,
     expired bigint NOT NULL,
     failed bigint NOT NULL,
-    skipped_locked bigint NOT NULL
+    skipped_locked bigint NOT NULL,
+    lateness_seconds double precision DEFAULT 0 NOT NULL
 );
-ALTER TABLE expiration.purged_batch_total OWNER TO crm_owner;
-COMMENT ON TABLE expiration.purged_batch_total IS 'What the purged batches had counted.';
-COMMENT ON COLUMN expiration.purged_batch_total.job IS 'The job.';
-COMMENT ON COLUMN expiration.purged_batch_total.phase IS 'Lead, Reserve or Booking.';
-COMMENT ON COLUMN expiration.purged_batch_total.batches IS 'Batches that claimed at least one item.';
-COMMENT ON COLUMN expiration.purged_batch_total.expired IS 'Items expired.';
-COMMENT ON COLUMN expiration.purged_batch_total.failed IS 'Failures of single items.';
-COMMENT ON COLUMN expiration.purged_batch_total.skipped_locked IS 'Due items passed over because another transaction held them.';
+ALTER TABLE expiration.batch_tally OWNER TO crm_owner;
+COMMENT ON TABLE expiration.batch_tally IS 'Counts of the batches of runs that are over, kept when history is purged.';
+COMMENT ON COLUMN expiration.batch_tally.job IS 'The job.';
+COMMENT ON COLUMN expiration.batch_tally.phase IS 'Lead, Reserve or Booking.';
+COMMENT ON COLUMN expiration.batch_tally.batches IS 'Batches that claimed at least one item.';
+COMMENT ON COLUMN expiration.batch_tally.expired IS 'Items expired.';
+COMMENT ON COLUMN expiration.batch_tally.failed IS 'Failures of single items.';
+COMMENT ON COLUMN expiration.batch_tally.skipped_locked IS 'Due items passed over because another transaction held them.';
+COMMENT ON COLUMN expiration.batch_tally.lateness_seconds IS 'Lateness of the items expired, summed; infinite deadlines left out.';
 CREATE VIEW expiration.batch_total AS
  SELECT j.name AS job,
     p.phase,
-    (COALESCE(g.batches, (0)::bigint) + COALESCE(b.batches, (0)::bigint)) AS batches,
-    (COALESCE(g.expired, (0)::bigint) + COALESCE(b.expired, (0)::bigint)) AS expired,
-    (COALESCE(g.failed, (0)::bigint) + COALESCE(b.failed, (0)::bigint)) AS failed,
-    (COALESCE(g.skipped_locked, (0)::bigint) + COALESCE(b.skipped_locked, (0)::bigint)) AS skipped_locked
+    (COALESCE(t.batches, (0)::bigint) + COALESCE(b.batches, (0)::bigint)) AS batches,
+    (COALESCE(t.expired, (0)::bigint) + COALESCE(b.expired, (0)::bigint)) AS expired,
+    (COALESCE(t.failed, (0)::bigint) + COALESCE(b.failed, (0)::bigint)) AS failed,
+    (COALESCE(t.skipped_locked, (0)::bigint) + COALESCE(b.skipped_locked, (0)::bigint)) AS skipped_locked,
+    (COALESCE(t.lateness_seconds, (0)::double precision) + COALESCE(b.lateness_seconds, (0)::double precision)) AS lateness_seconds
    FROM (((expiration.job j
      CROSS JOIN LATERAL expiration.phases(j.name) p(phase, ordinal))
-     LEFT JOIN expiration.purged_batch_total g ON (((j.name = g.job) AND (p.phase = g.phase))))
+     LEFT JOIN expiration.batch_tally t ON (((j.name = t.job) AND (p.phase = t.phase))))
      LEFT JOIN ( SELECT h.phase,
             count(*) FILTER (WHERE (h.claimed > 0)) AS batches,
             sum(h.expired) AS expired,
             sum(h.failed) AS failed,
-            sum(h.skipped_locked) AS skipped_locked
+            sum(h.skipped_locked) AS skipped_locked,
+            sum(h.lateness_seconds) AS lateness_seconds
            FROM expiration.batch h
+          WHERE (NOT h.tallied)
           GROUP BY h.phase) b ON ((p.phase = b.phase)));
 ALTER TABLE expiration.batch_total OWNER TO crm_owner;
-COMMENT ON VIEW expiration.batch_total IS 'Counts of all batches ever, purged ones too, by job and phase: they only grow.';
+COMMENT ON VIEW expiration.batch_total IS 'Counts of all batches ever, purged ones too, by job and phase: they only grow. lateness_seconds sums as_of - deadline of the items expired.';
+CREATE VIEW expiration.due_figures AS
+ SELECT d.job,
+    d.phase,
+    d.due,
+    d.oldest_at AS oldest_due_at,
+        CASE
+            WHEN (d.oldest_at IS NOT NULL) THEN GREATEST((EXTRACT(epoch FROM (clock_timestamp() - d.oldest_at)))::double precision, (0)::double precision)
+            ELSE NULL::double precision
+        END AS oldest_due_seconds
+   FROM ( SELECT 'lead-expiration'::text AS job,
+            'Lead'::text AS phase,
+            ( SELECT count(*) AS count
+                   FROM ( SELECT
+                           FROM crm.leads l
+                          WHERE ((l.status = 'Active'::text) AND (l.expires_at < now()))
+                         LIMIT 1000) c) AS due,
+            ( SELECT l.expires_at
+                   FROM crm.leads l
+                  WHERE ((l.status = 'Active'::text) AND (l.expires_at < now()) AND (l.expires_at > '-infinity'::timestamp with time zone))
+                  ORDER BY l.expires_at
+                 LIMIT 1) AS oldest_at
+        UNION ALL
+         SELECT 'booking-expiration'::text,
+            'Reserve'::text,
+            ( SELECT count(*) AS count
+                   FROM ( SELECT
+                           FROM crm.bookings b
+                          WHERE ((b.status = ANY (ARRAY['Reserved'::text, 'AwaitingPayment'::text])) AND (b.reserve_expires_at < now()))
+                         LIMIT 1000) c) AS count,
+            ( SELECT b.reserve_expires_at
+                   FROM crm.bookings b
+                  WHERE ((b.status = ANY (ARRAY['Reserved'::text, 'AwaitingPayment'::text])) AND (b.reserve_expires_at < now()) AND (b.reserve_expires_at > '-infinity'::timestamp with time zone))
+                  ORDER BY b.reserve_expires_at
+                 LIMIT 1) AS reserve_expires_at
+        UNION ALL
+         SELECT 'booking-expiration'::text,
+            'Booking'::text,
+            ( SELECT count(*) AS count
+                   FROM ( SELECT
+                           FROM crm.bookings b
+                          WHERE ((b.status = 'Booked'::text) AND (b.booking_expires_at < now()))
+                         LIMIT 1000) c) AS count,
+            ( SELECT b.booking_expires_at
+                   FROM crm.bookings b
+                  WHERE ((b.status = 'Booked'::text) AND (b.booking_expires_at < now()) AND (b.booking_expires_at > '-infinity'::timestamp with time zone))
+                  ORDER BY b.booking_expires_at
+                 LIMIT 1) AS booking_expires_at) d;
+ALTER TABLE expiration.due_figures OWNER TO crm_owner;
+COMMENT ON VIEW expiration.due_figures IS 'What is due at this moment, by job and phase, failed items among it: due counts up to 1000 and stops there, so that it costs the same in any backlog; oldest_due_seconds is the age of the oldest finite deadline passed, null when there is none. The exact count before a cycle is expiration.run.due_before.';
 CREATE VIEW expiration.due_item AS
  SELECT 'lead-expiration'::text AS job,
     'Lead'::text AS phase,
@@ -3436,6 +3705,31 @@ UNION ALL
   WHERE (b.status = 'Booked'::text);
 ALTER TABLE expiration.due_item OWNER TO crm_owner;
 COMMENT ON VIEW expiration.due_item IS 'Items that can expire, with their deadlines, by job and phase. Due are those with deadline < as_of; the indexes of the claims serve it.';
+CREATE TABLE expiration.duration_tally (
+    job text NOT NULL,
+    bucket integer NOT NULL,
+    runs bigint NOT NULL
+);
+ALTER TABLE expiration.duration_tally OWNER TO crm_owner;
+COMMENT ON TABLE expiration.duration_tally IS 'Cycles that are over, by duration: those of drivers, neither skipped nor abandoned.';
+COMMENT ON COLUMN expiration.duration_tally.job IS 'The job.';
+COMMENT ON COLUMN expiration.duration_tally.bucket IS 'From 1: see expiration.duration_bounds; the last one has no bound.';
+COMMENT ON COLUMN expiration.duration_tally.runs IS 'Cycles in this bucket alone.';
+CREATE VIEW expiration.duration_histogram AS
+ SELECT j.name AS job,
+    COALESCE((expiration.duration_bounds())[b.bucket], 'Infinity'::double precision) AS le,
+    (sum((COALESCE(t.runs, (0)::bigint) + COALESCE(w.runs, (0)::bigint))) OVER (PARTITION BY j.name ORDER BY b.bucket))::bigint AS runs
+   FROM (((expiration.job j
+     CROSS JOIN generate_series(1, (cardinality(expiration.duration_bounds()) + 1)) b(bucket))
+     LEFT JOIN expiration.duration_tally t ON (((j.name = t.job) AND (b.bucket = t.bucket))))
+     LEFT JOIN ( SELECT r.job,
+            expiration.duration_bucket((r.finished_at - r.started_at)) AS bucket,
+            count(*) AS runs
+           FROM expiration.run r
+          WHERE ((r.tally_number IS NULL) AND (r.driver <> 'sql'::text) AND (r.status = ANY (ARRAY['completed'::text, 'capped'::text, 'stopped'::text, 'failed'::text])))
+          GROUP BY r.job, (expiration.duration_bucket((r.finished_at - r.started_at)))) w ON (((j.name = w.job) AND (b.bucket = w.bucket))));
+ALTER TABLE expiration.duration_histogram OWNER TO crm_owner;
+COMMENT ON VIEW expiration.duration_histogram IS 'Cycles ever that took no longer than le seconds, by job, counted up to the last bound, Infinity: they only grow. Neither skipped nor abandoned ones; what ran before version 0.3.0 was not counted.';
 CREATE VIEW expiration.failed AS
  SELECT f.job,
     f.phase,
@@ -3532,6 +3826,116 @@ COMMENT ON COLUMN expiration.installed_object.file IS 'The file that made it.';
 COMMENT ON COLUMN expiration.installed_object.part IS 'The part of the file.';
 COMMENT ON COLUMN expiration.installed_object."position" IS 'Place in the order of making; dropped in reverse.';
 COMMENT ON COLUMN expiration.installed_object.fingerprint IS 'MD5 of its definition, to notice that it was changed by hand.';
+CREATE VIEW expiration.job_figures AS
+ SELECT j.name AS job,
+    (EXTRACT(epoch FROM j.period))::double precision AS period_seconds,
+    (EXTRACT(epoch FROM j.max_duration))::double precision AS max_duration_seconds,
+    (j.paused_at IS NOT NULL) AS paused,
+    ( SELECT count(*) AS count
+           FROM expiration.run r
+          WHERE ((r.status = 'running'::text) AND (r.job = j.name) AND expiration.is_alive(r.*))) AS running,
+    last_run.id AS last_run_id,
+    last_run.status AS last_run_status,
+    last_run.reason AS last_run_reason,
+    last_run.started_at AS last_run_at,
+    last_run.sqlstate AS last_run_sqlstate,
+    success.finished_at AS last_success_at,
+    GREATEST((EXTRACT(epoch FROM (clock_timestamp() - COALESCE(success.finished_at, j.created_at))))::double precision, (0)::double precision) AS seconds_since_last_success,
+    COALESCE(backlog.due_before, (0)::bigint) AS backlog,
+    COALESCE(last_run.expired, (0)::bigint) AS last_run_expired,
+    COALESCE(last_run.failed, (0)::bigint) AS last_run_failed,
+    ( SELECT count(*) AS count
+           FROM ( SELECT
+                   FROM expiration.failed_item f
+                  WHERE (f.job = j.name)
+                 LIMIT 10000) c) AS failed_items,
+    ( SELECT min(f.first_failed_at) AS min
+           FROM ( SELECT f_1.first_failed_at
+                   FROM expiration.failed_item f_1
+                  WHERE (f_1.job = j.name)
+                 LIMIT 10000) f) AS oldest_failed_at
+   FROM (((expiration.job j
+     LEFT JOIN LATERAL ( SELECT r.id,
+            r.job,
+            r.driver,
+            r.instance,
+            r.status,
+            r.reason,
+            r.as_of,
+            r.started_at,
+            r.finished_at,
+            r.expired,
+            r.skipped_locked,
+            r.failed,
+            r.batches,
+            r.due_before,
+            r.batch_size,
+            r.max_batches_per_cycle,
+            r.max_duration,
+            r.retries,
+            r.sqlstate,
+            r.error,
+            r.stop_requested_at,
+            r.stop_requested_by,
+            r.started_by,
+            r.backend_pid,
+            r.backend_start,
+            r.statement_start,
+            r.tally_number
+           FROM expiration.run r
+          WHERE ((r.job = j.name) AND (r.driver <> 'sql'::text) AND (r.status <> ALL (ARRAY['skipped'::text, 'running'::text])))
+          ORDER BY r.started_at DESC
+         LIMIT 1) last_run ON (true))
+     LEFT JOIN LATERAL ( SELECT r.finished_at
+           FROM expiration.run r
+          WHERE ((r.job = j.name) AND (r.status = ANY (ARRAY['completed'::text, 'capped'::text])) AND (r.driver <> 'sql'::text))
+          ORDER BY r.finished_at DESC
+         LIMIT 1) success ON (true))
+     LEFT JOIN LATERAL ( SELECT b.due_before
+           FROM ( SELECT r.due_before,
+                    r.started_at
+                   FROM expiration.run r
+                  WHERE ((r.job = j.name) AND (r.status = 'running'::text))
+                UNION ALL
+                 SELECT last_run.due_before,
+                    last_run.started_at) b
+          WHERE (b.due_before IS NOT NULL)
+          ORDER BY b.started_at DESC
+         LIMIT 1) backlog ON (true));
+ALTER TABLE expiration.job_figures OWNER TO crm_owner;
+COMMENT ON VIEW expiration.job_figures IS 'One row a job, at the same cost at any length of history: its settings and state, its last cycle (skipped ones and bare batches left out), the seconds since its last success (since the job came into being when there was none), backlog (what was due before the latest cycle, exactly), failed items (up to 10000).';
+CREATE TABLE expiration.lateness_tally (
+    job text NOT NULL,
+    phase text NOT NULL,
+    bucket integer NOT NULL,
+    items bigint NOT NULL
+);
+ALTER TABLE expiration.lateness_tally OWNER TO crm_owner;
+COMMENT ON TABLE expiration.lateness_tally IS 'Items expired by the batches of runs that are over, by lateness.';
+COMMENT ON COLUMN expiration.lateness_tally.job IS 'The job.';
+COMMENT ON COLUMN expiration.lateness_tally.phase IS 'Lead, Reserve or Booking.';
+COMMENT ON COLUMN expiration.lateness_tally.bucket IS 'From 1: see expiration.lateness_bounds; the last one has no bound.';
+COMMENT ON COLUMN expiration.lateness_tally.items IS 'Items in this bucket alone.';
+CREATE VIEW expiration.lateness_histogram AS
+ SELECT p.job,
+    p.phase,
+    COALESCE((expiration.lateness_bounds())[b.bucket], 'Infinity'::double precision) AS le,
+    (sum((COALESCE(t.items, (0)::bigint) + COALESCE(w.items, (0)::bigint))) OVER (PARTITION BY p.job, p.phase ORDER BY b.bucket))::bigint AS items
+   FROM (((( SELECT j.name AS job,
+            h.phase
+           FROM (expiration.job j
+             CROSS JOIN LATERAL expiration.phases(j.name) h(phase, ordinal))) p
+     CROSS JOIN generate_series(1, (cardinality(expiration.lateness_bounds()) + 1)) b(bucket))
+     LEFT JOIN expiration.lateness_tally t ON (((p.job = t.job) AND (p.phase = t.phase) AND (b.bucket = t.bucket))))
+     LEFT JOIN ( SELECT h.phase,
+            l.bucket,
+            sum(l.items) AS items
+           FROM (expiration.batch h
+             CROSS JOIN LATERAL unnest(h.lateness) WITH ORDINALITY l(items, bucket))
+          WHERE (NOT h.tallied)
+          GROUP BY h.phase, l.bucket) w ON (((p.phase = w.phase) AND (b.bucket = w.bucket))));
+ALTER TABLE expiration.lateness_histogram OWNER TO crm_owner;
+COMMENT ON VIEW expiration.lateness_histogram IS 'Items ever expired no later than le seconds after their deadline (as_of - deadline), by job and phase, counted up to the last bound, Infinity: they only grow. What expired before version 0.3.0 was not counted.';
 CREATE VIEW expiration.log_event AS
  SELECT r.id AS run_id,
     r.job,
@@ -3628,39 +4032,44 @@ ALTER TABLE expiration.migration_checksum OWNER TO crm_owner;
 COMMENT ON TABLE expiration.migration_checksum IS 'What the applied migrations said, to notice that a file was edited afterwards.';
 COMMENT ON COLUMN expiration.migration_checksum.migration_id IS 'The migration, named as by yoyo.';
 COMMENT ON COLUMN expiration.migration_checksum.checksum IS 'SHA-256 of the file.';
-CREATE TABLE expiration.purged_run_total (
+CREATE TABLE expiration.run_tally (
     job text NOT NULL,
     status text NOT NULL,
     runs bigint NOT NULL,
-    seconds double precision NOT NULL
+    seconds double precision NOT NULL,
+    retries bigint DEFAULT 0 NOT NULL
 );
-ALTER TABLE expiration.purged_run_total OWNER TO crm_owner;
-COMMENT ON TABLE expiration.purged_run_total IS 'What the purged runs had counted.';
-COMMENT ON COLUMN expiration.purged_run_total.job IS 'The job.';
-COMMENT ON COLUMN expiration.purged_run_total.status IS 'How the runs ended.';
-COMMENT ON COLUMN expiration.purged_run_total.runs IS 'Number of runs.';
-COMMENT ON COLUMN expiration.purged_run_total.seconds IS 'Their durations, summed.';
+ALTER TABLE expiration.run_tally OWNER TO crm_owner;
+COMMENT ON TABLE expiration.run_tally IS 'Counts of the runs that are over, kept when history is purged.';
+COMMENT ON COLUMN expiration.run_tally.job IS 'The job.';
+COMMENT ON COLUMN expiration.run_tally.status IS 'How the runs ended.';
+COMMENT ON COLUMN expiration.run_tally.runs IS 'Number of runs.';
+COMMENT ON COLUMN expiration.run_tally.seconds IS 'Their durations, summed.';
+COMMENT ON COLUMN expiration.run_tally.retries IS 'Batches tried again after a transient fault.';
 CREATE VIEW expiration.run_total AS
  SELECT t.job,
     t.status,
     (sum(t.runs))::bigint AS runs,
-    sum(t.seconds) AS seconds
+    sum(t.seconds) AS seconds,
+    (sum(t.retries))::bigint AS retries
    FROM ( SELECT g.job,
             g.status,
             g.runs,
-            g.seconds
-           FROM expiration.purged_run_total g
+            g.seconds,
+            g.retries
+           FROM expiration.run_tally g
         UNION ALL
          SELECT r.job,
             r.status,
             count(*) AS count,
-            (sum(EXTRACT(epoch FROM (r.finished_at - r.started_at))))::double precision AS sum
+            (sum(EXTRACT(epoch FROM (r.finished_at - r.started_at))))::double precision AS sum,
+            sum(r.retries) AS sum
            FROM expiration.run r
-          WHERE (r.finished_at IS NOT NULL)
+          WHERE ((r.tally_number IS NULL) AND (r.finished_at IS NOT NULL))
           GROUP BY r.job, r.status) t
   GROUP BY t.job, t.status;
 ALTER TABLE expiration.run_total OWNER TO crm_owner;
-COMMENT ON VIEW expiration.run_total IS 'Counts and summed durations (seconds) of all finished runs ever, purged ones too, by job and status: they only grow.';
+COMMENT ON VIEW expiration.run_total IS 'Counts and summed durations (seconds) of all finished runs ever, purged ones too, by job and status: they only grow. retries counts batches tried again after a transient fault.';
 CREATE VIEW expiration.status AS
  SELECT j.name AS job,
     j.period,
@@ -3718,7 +4127,8 @@ CREATE VIEW expiration.status AS
             r.started_by,
             r.backend_pid,
             r.backend_start,
-            r.statement_start
+            r.statement_start,
+            r.tally_number
            FROM expiration.run r
           WHERE ((r.job = j.name) AND (r.driver <> 'sql'::text) AND (r.status <> ALL (ARRAY['skipped'::text, 'running'::text])))
           ORDER BY r.started_at DESC
@@ -3737,6 +4147,24 @@ CREATE VIEW expiration.status AS
           WHERE (f.job = j.name)) failed ON (true));
 ALTER TABLE expiration.status OWNER TO crm_owner;
 COMMENT ON VIEW expiration.status IS 'One row a job: its last runs, what is due and since when (failed items among it), and why it does not run when it does not.';
+CREATE SEQUENCE expiration.tally_number_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+ALTER TABLE expiration.tally_number_seq OWNER TO crm_owner;
+COMMENT ON SEQUENCE expiration.tally_number_seq IS 'Numbers of tallied runs.';
+CREATE TABLE expiration.trace_position (
+    name text NOT NULL,
+    tally_number bigint NOT NULL,
+    updated_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+ALTER TABLE expiration.trace_position OWNER TO crm_owner;
+COMMENT ON TABLE expiration.trace_position IS 'How far the runs have been sent as traces, one row a destination.';
+COMMENT ON COLUMN expiration.trace_position.name IS 'The destination.';
+COMMENT ON COLUMN expiration.trace_position.tally_number IS 'expiration.run.tally_number of the last run sent.';
+COMMENT ON COLUMN expiration.trace_position.updated_at IS 'When it was last moved on.';
 CREATE TABLE expiration.yoyo_lock (
     locked integer DEFAULT 1 NOT NULL,
     ctime timestamp without time zone,
@@ -3838,6 +4266,18 @@ CREATE VIEW outbox.partition AS
   WHERE (i.inhparent = ('outbox.event'::regclass)::oid);
 ALTER TABLE outbox.partition OWNER TO crm_owner;
 COMMENT ON VIEW outbox.partition IS 'Partitions of the outbox: the day each covers, its size, its events by the planner''s estimate.';
+CREATE VIEW outbox.partition_figures AS
+ SELECT count(*) FILTER (WHERE (NOT p.is_default)) AS partitions,
+    count(*) FILTER (WHERE ((NOT p.is_default) AND (p.from_time > now()))) AS partitions_ahead,
+    min(p.from_time) AS oldest_from,
+    (COALESCE(sum(p.bytes), (0)::numeric))::bigint AS bytes,
+    ( SELECT count(*) AS count
+           FROM ( SELECT
+                   FROM outbox.event_default d
+                 LIMIT 1000) c) AS default_events
+   FROM outbox.partition p;
+ALTER TABLE outbox.partition_figures OWNER TO crm_owner;
+COMMENT ON VIEW outbox.partition_figures IS 'The outbox''s partitions in one row: how many are made ahead of today, the oldest day kept, bytes on disk, events in the default partition (up to 1000), where none should be.';
 CREATE TABLE outbox.sealed_partition (
     partition text NOT NULL,
     sealed_at timestamp with time zone DEFAULT now() NOT NULL,
@@ -3875,7 +4315,7 @@ COMMENT ON COLUMN outbox.slot.publication IS 'The publication that it reads.';
 COMMENT ON COLUMN outbox.slot.connector IS 'The connector that reads from it.';
 COMMENT ON COLUMN outbox.slot.created_at IS 'When it was registered.';
 COMMENT ON COLUMN outbox.slot.created_by IS 'Who registered it.';
-CREATE VIEW outbox.slot_status AS
+CREATE VIEW outbox.slot_state AS
  SELECT s.name,
     s.publication,
     s.connector,
@@ -3892,23 +4332,62 @@ CREATE VIEW outbox.slot_status AS
     r.confirmed_flush_lsn,
     (pg_wal_lsn_diff(w.lsn, r.restart_lsn))::bigint AS retained_bytes,
     (pg_wal_lsn_diff(w.lsn, r.confirmed_flush_lsn))::bigint AS lag_bytes,
-    r.safe_wal_size,
-    b.events AS backlog_events,
-    b.oldest_at AS oldest_backlog_at,
-    (EXTRACT(epoch FROM (clock_timestamp() - b.oldest_at)))::double precision AS backlog_seconds
-   FROM (((outbox.slot s
+    r.safe_wal_size
+   FROM ((outbox.slot s
      LEFT JOIN pg_replication_slots r ON (((s.name = r.slot_name) AND (r.slot_type = 'logical'::text) AND (r.database = current_database()))))
      CROSS JOIN LATERAL ( SELECT
                 CASE
                     WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
                     ELSE pg_current_wal_lsn()
-                END AS lsn) w)
+                END AS lsn) w);
+ALTER TABLE outbox.slot_state OWNER TO crm_owner;
+COMMENT ON VIEW outbox.slot_state IS 'Slots of the outbox, each as it is now: state missing, lost, inactive or active; WAL held back for it (retained_bytes), not yet confirmed (lag_bytes), left before it is lost (safe_wal_size). Reads no event.';
+CREATE VIEW outbox.slot_figures AS
+ SELECT s.name,
+    s.connector,
+    s.state,
+    s.wal_status,
+    (pg_wal_lsn_diff(s.confirmed_flush_lsn, '0/0'::pg_lsn))::bigint AS confirmed_bytes,
+    s.retained_bytes,
+    s.lag_bytes,
+    s.safe_wal_size,
+    b.events AS backlog_events,
+        CASE
+            WHEN (b.events IS NOT NULL) THEN GREATEST((EXTRACT(epoch FROM (clock_timestamp() - b.oldest_at)))::double precision, (0)::double precision)
+            ELSE NULL::double precision
+        END AS backlog_seconds
+   FROM (outbox.slot_state s
+     LEFT JOIN LATERAL ( SELECT count(*) AS events,
+            min(c.created_at) AS oldest_at
+           FROM ( SELECT e.created_at
+                   FROM outbox.event e
+                  WHERE (e.lsn >= s.confirmed_flush_lsn)
+                 LIMIT 10000) c) b ON ((s.confirmed_flush_lsn IS NOT NULL)));
+ALTER TABLE outbox.slot_figures OWNER TO crm_owner;
+COMMENT ON VIEW outbox.slot_figures IS 'As outbox.slot_status, at a bounded cost: backlog_events counts up to 10000 and stops there. confirmed_bytes only grows, and stands still when nothing is confirmed any more, the connector''s heartbeat included.';
+CREATE VIEW outbox.slot_status AS
+ SELECT s.name,
+    s.publication,
+    s.connector,
+    s.state,
+    s.plugin,
+    s.active,
+    s.wal_status,
+    s.restart_lsn,
+    s.confirmed_flush_lsn,
+    s.retained_bytes,
+    s.lag_bytes,
+    s.safe_wal_size,
+    b.events AS backlog_events,
+    b.oldest_at AS oldest_backlog_at,
+    (EXTRACT(epoch FROM (clock_timestamp() - b.oldest_at)))::double precision AS backlog_seconds
+   FROM (outbox.slot_state s
      LEFT JOIN LATERAL ( SELECT count(*) AS events,
             min(e.created_at) AS oldest_at
            FROM outbox.event e
-          WHERE (e.lsn >= r.confirmed_flush_lsn)) b ON ((r.confirmed_flush_lsn IS NOT NULL)));
+          WHERE (e.lsn >= s.confirmed_flush_lsn)) b ON ((s.confirmed_flush_lsn IS NOT NULL)));
 ALTER TABLE outbox.slot_status OWNER TO crm_owner;
-COMMENT ON VIEW outbox.slot_status IS 'Slots of the outbox, each as it is now: state missing, lost, inactive or active; WAL held back for it (retained_bytes), not yet confirmed (lag_bytes), left before it is lost (safe_wal_size); events beyond its confirmed position. An event whose transaction was open for long may be confirmed later than its position says.';
+COMMENT ON VIEW outbox.slot_status IS 'outbox.slot_state with the events beyond each slot''s confirmed position, all counted. An event whose transaction was open for long may be confirmed later than its position says.';
 ALTER TABLE ONLY outbox.event ATTACH PARTITION outbox.event_default DEFAULT;
 ALTER TABLE ONLY chessboard.inbox
     ADD CONSTRAINT inbox_pkey PRIMARY KEY (event_id);
@@ -3938,6 +4417,10 @@ ALTER TABLE ONLY expiration._yoyo_version
     ADD CONSTRAINT _yoyo_version_pkey PRIMARY KEY (version);
 ALTER TABLE ONLY expiration.batch
     ADD CONSTRAINT batch_pkey PRIMARY KEY (run_id, number);
+ALTER TABLE ONLY expiration.batch_tally
+    ADD CONSTRAINT batch_tally_pkey PRIMARY KEY (job, phase);
+ALTER TABLE ONLY expiration.duration_tally
+    ADD CONSTRAINT duration_tally_pkey PRIMARY KEY (job, bucket);
 ALTER TABLE ONLY expiration.failed_item
     ADD CONSTRAINT failed_item_pkey PRIMARY KEY (item_id, job, phase);
 ALTER TABLE ONLY expiration.installation
@@ -3948,14 +4431,16 @@ ALTER TABLE ONLY expiration.installed_object
     ADD CONSTRAINT installed_object_pkey PRIMARY KEY (kind, identity);
 ALTER TABLE ONLY expiration.job
     ADD CONSTRAINT job_pkey PRIMARY KEY (name);
+ALTER TABLE ONLY expiration.lateness_tally
+    ADD CONSTRAINT lateness_tally_pkey PRIMARY KEY (job, phase, bucket);
 ALTER TABLE ONLY expiration.migration_checksum
     ADD CONSTRAINT migration_checksum_pkey PRIMARY KEY (migration_id);
-ALTER TABLE ONLY expiration.purged_batch_total
-    ADD CONSTRAINT purged_batch_total_pkey PRIMARY KEY (job, phase);
-ALTER TABLE ONLY expiration.purged_run_total
-    ADD CONSTRAINT purged_run_total_pkey PRIMARY KEY (job, status);
 ALTER TABLE ONLY expiration.run
     ADD CONSTRAINT run_pkey PRIMARY KEY (id);
+ALTER TABLE ONLY expiration.run_tally
+    ADD CONSTRAINT run_tally_pkey PRIMARY KEY (job, status);
+ALTER TABLE ONLY expiration.trace_position
+    ADD CONSTRAINT trace_position_pkey PRIMARY KEY (name);
 ALTER TABLE ONLY expiration.yoyo_lock
     ADD CONSTRAINT yoyo_lock_pkey PRIMARY KEY (locked);
 ALTER TABLE ONLY notifications.inbox
@@ -3998,14 +4483,20 @@ CREATE INDEX ix_leads_expires_at ON crm.leads USING btree (expires_at, id) WHERE
 COMMENT ON INDEX crm.ix_leads_expires_at IS 'Due leads, oldest deadline first: the claim of lead-expiration.';
 CREATE UNIQUE INDEX ux_bookings_property_object_id ON crm.bookings USING btree (property_object_id) WHERE (status = ANY (ARRAY['Reserved'::text, 'AwaitingPayment'::text, 'Booked'::text]));
 COMMENT ON INDEX crm.ux_bookings_property_object_id IS 'At most one active booking keeps a property object.';
+CREATE INDEX ix_batch_not_tallied ON expiration.batch USING btree (run_id) WHERE (NOT tallied);
+COMMENT ON INDEX expiration.ix_batch_not_tallied IS 'The few batches that wait to be tallied.';
 CREATE INDEX ix_failed_item_last_failed_at ON expiration.failed_item USING btree (last_failed_at);
 COMMENT ON INDEX expiration.ix_failed_item_last_failed_at IS 'Failed items, longest waiting first.';
 CREATE INDEX ix_run_job_started_at ON expiration.run USING btree (job, started_at DESC);
 COMMENT ON INDEX expiration.ix_run_job_started_at IS 'History of a job, newest first.';
 CREATE INDEX ix_run_job_success ON expiration.run USING btree (job, finished_at DESC) WHERE ((status = ANY (ARRAY['completed'::text, 'capped'::text])) AND (driver <> 'sql'::text));
 COMMENT ON INDEX expiration.ix_run_job_success IS 'The last successful cycle of a job.';
+CREATE INDEX ix_run_job_worked ON expiration.run USING btree (job, started_at DESC) WHERE ((driver <> 'sql'::text) AND (status <> ALL (ARRAY['skipped'::text, 'running'::text])));
+COMMENT ON INDEX expiration.ix_run_job_worked IS 'The last cycle of a job that did something, however many were skipped since.';
 CREATE INDEX ix_run_running ON expiration.run USING btree (job) WHERE (status = 'running'::text);
 COMMENT ON INDEX expiration.ix_run_running IS 'The few runs at work.';
+CREATE INDEX ix_run_tally_number ON expiration.run USING btree (tally_number);
+COMMENT ON INDEX expiration.ix_run_tally_number IS 'Runs in the order of their tally, and the few that wait for it.';
 CREATE INDEX ix_notice_unsent ON notifications.notice USING btree (created_at, event_id) WHERE (sent_at IS NULL);
 COMMENT ON INDEX notifications.ix_notice_unsent IS 'Notices to be sent, oldest first.';
 CREATE INDEX ix_event_lsn ON ONLY outbox.event USING brin (lsn) WITH (pages_per_range='16');
@@ -4071,6 +4562,7 @@ REVOKE ALL ON FUNCTION expiration.claim_items(job text, phase text, step text, a
 GRANT SELECT ON TABLE expiration.run TO crm_monitor;
 REVOKE ALL ON FUNCTION expiration.close_run(run_id uuid, status text, reason text, finished_at timestamp with time zone, sqlstate text, error text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION expiration.count_due(job text, phase text, as_of timestamp with time zone, after_deadline timestamp with time zone, after_id uuid, upto_deadline timestamp with time zone, upto_id uuid) FROM PUBLIC;
+REVOKE ALL ON FUNCTION expiration.count_lateness(deadlines timestamp with time zone[], as_of timestamp with time zone, OUT items integer[], OUT seconds double precision) FROM PUBLIC;
 REVOKE ALL ON FUNCTION expiration.cron_install() FROM PUBLIC;
 GRANT ALL ON FUNCTION expiration.cron_install() TO crm_runner;
 REVOKE ALL ON FUNCTION expiration.cron_job() FROM PUBLIC;
@@ -4084,6 +4576,10 @@ REVOKE ALL ON FUNCTION expiration.cron_uninstall() FROM PUBLIC;
 GRANT ALL ON FUNCTION expiration.cron_uninstall() TO crm_runner;
 REVOKE ALL ON FUNCTION expiration.current_driver() FROM PUBLIC;
 GRANT ALL ON FUNCTION expiration.current_driver() TO crm_runner;
+REVOKE ALL ON FUNCTION expiration.duration_bounds() FROM PUBLIC;
+GRANT ALL ON FUNCTION expiration.duration_bounds() TO crm_monitor;
+REVOKE ALL ON FUNCTION expiration.duration_bucket(duration interval) FROM PUBLIC;
+GRANT ALL ON FUNCTION expiration.duration_bucket(duration interval) TO crm_monitor;
 REVOKE ALL ON FUNCTION expiration.errors() FROM PUBLIC;
 GRANT ALL ON FUNCTION expiration.errors() TO crm_monitor;
 REVOKE ALL ON FUNCTION expiration.expire_batch(job text, phase text, step text, as_of timestamp with time zone, batch_size integer, run_id uuid, batch_number integer, after_deadline timestamp with time zone, after_id uuid, failed_before timestamp with time zone) FROM PUBLIC;
@@ -4101,10 +4597,14 @@ REVOKE ALL ON FUNCTION expiration.is_alive(run expiration.run) FROM PUBLIC;
 GRANT ALL ON FUNCTION expiration.is_alive(run expiration.run) TO crm_monitor;
 REVOKE ALL ON FUNCTION expiration.is_item_fault(phase text, claim expiration.claim, as_of timestamp with time zone, run_id uuid, schema_name text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION expiration.is_item_sqlstate(fault_sqlstate text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION expiration.lateness_bounds() FROM PUBLIC;
+GRANT ALL ON FUNCTION expiration.lateness_bounds() TO crm_monitor;
 REVOKE ALL ON FUNCTION expiration.loadable_objects() FROM PUBLIC;
 GRANT ALL ON FUNCTION expiration.loadable_objects() TO crm_monitor;
 REVOKE ALL ON FUNCTION expiration.log_item(run_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION expiration.log_item(run_id uuid) TO crm_monitor;
+REVOKE ALL ON FUNCTION expiration.mark_traced(name text, tally_number bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION expiration.mark_traced(name text, tally_number bigint) TO crm_runner;
 REVOKE ALL ON FUNCTION expiration.pause(job text, reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION expiration.pause(job text, reason text) TO crm_operator;
 REVOKE ALL ON FUNCTION expiration.phases(job text) FROM PUBLIC;
@@ -4142,6 +4642,10 @@ REVOKE ALL ON FUNCTION expiration.start_run(job text, driver text, instance text
 GRANT ALL ON FUNCTION expiration.start_run(job text, driver text, instance text, as_of timestamp with time zone, batch_size integer, max_batches_per_cycle integer, max_duration interval, whole_statement boolean, pooled boolean) TO crm_runner;
 REVOKE ALL ON FUNCTION expiration.stop(job text) FROM PUBLIC;
 GRANT ALL ON FUNCTION expiration.stop(job text) TO crm_operator;
+REVOKE ALL ON FUNCTION expiration.take_traces(name text, max_runs integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION expiration.take_traces(name text, max_runs integer) TO crm_runner;
+REVOKE ALL ON FUNCTION expiration.tally_runs(max_runs integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION expiration.tally_runs(max_runs integer) TO crm_runner;
 REVOKE ALL ON FUNCTION notifications.file_notice(event_id uuid, lead_id uuid, tenant_id uuid, agent_user_id uuid, expired_at timestamp with time zone, topic text) FROM PUBLIC;
 GRANT ALL ON FUNCTION notifications.file_notice(event_id uuid, lead_id uuid, tenant_id uuid, agent_user_id uuid, expired_at timestamp with time zone, topic text) TO crm_notifications;
 REVOKE ALL ON FUNCTION notifications.mark_failed(event_id uuid, error text) FROM PUBLIC;
@@ -4182,22 +4686,32 @@ GRANT SELECT,INSERT ON TABLE crm.deals TO crm_app;
 GRANT SELECT ON TABLE crm.effective_bookings TO crm_app;
 GRANT SELECT ON TABLE crm.effective_leads TO crm_app;
 GRANT SELECT,INSERT ON TABLE crm.fixations TO crm_app;
-GRANT SELECT ON TABLE expiration.purged_batch_total TO crm_monitor;
+GRANT SELECT ON TABLE expiration.batch_tally TO crm_monitor;
 GRANT SELECT ON TABLE expiration.batch_total TO crm_monitor;
+GRANT SELECT ON TABLE expiration.due_figures TO crm_monitor;
+GRANT SELECT ON TABLE expiration.duration_tally TO crm_monitor;
+GRANT SELECT ON TABLE expiration.duration_histogram TO crm_monitor;
 GRANT SELECT ON TABLE expiration.failed TO crm_monitor;
 GRANT SELECT ON TABLE expiration.history TO crm_monitor;
 GRANT SELECT ON TABLE expiration.installation TO crm_monitor;
 GRANT SELECT ON TABLE expiration.installed_object TO crm_monitor;
+GRANT SELECT ON TABLE expiration.job_figures TO crm_monitor;
+GRANT SELECT ON TABLE expiration.lateness_tally TO crm_monitor;
+GRANT SELECT ON TABLE expiration.lateness_histogram TO crm_monitor;
 GRANT SELECT ON TABLE expiration.log_event TO crm_monitor;
 GRANT SELECT ON TABLE expiration.migration_checksum TO crm_monitor;
-GRANT SELECT ON TABLE expiration.purged_run_total TO crm_monitor;
+GRANT SELECT ON TABLE expiration.run_tally TO crm_monitor;
 GRANT SELECT ON TABLE expiration.run_total TO crm_monitor;
 GRANT SELECT ON TABLE expiration.status TO crm_monitor;
+GRANT SELECT ON TABLE expiration.trace_position TO crm_monitor;
 GRANT SELECT ON TABLE notifications.parked TO crm_notifications;
 GRANT SELECT ON TABLE notifications.parked_total TO crm_monitor;
 GRANT SELECT ON TABLE notifications.parked_total TO crm_notifications;
 GRANT SELECT ON TABLE outbox.partition TO crm_monitor;
+GRANT SELECT ON TABLE outbox.partition_figures TO crm_monitor;
 GRANT SELECT ON TABLE outbox.settings TO crm_monitor;
 GRANT SELECT ON TABLE outbox.slot TO crm_monitor;
+GRANT SELECT ON TABLE outbox.slot_state TO crm_monitor;
+GRANT SELECT ON TABLE outbox.slot_figures TO crm_monitor;
 GRANT SELECT ON TABLE outbox.slot_status TO crm_monitor;
 ALTER DEFAULT PRIVILEGES FOR ROLE crm_owner REVOKE ALL ON FUNCTIONS  FROM PUBLIC;

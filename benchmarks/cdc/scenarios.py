@@ -268,14 +268,9 @@ def _one(name: str, value: str, measure: Literal["rate", "latency"]) -> Setting:
 
 SETTINGS: Final = (
     Setting("max.batch.size", "8192", "rate", {"max.batch.size": "8192", "max.queue.size": "32768"}),
-    _one("message.key.columns", "outbox.event:seq", "rate"),
-    _one("producer.override.batch.size", "131072", "rate"),
-    Setting(
-        "producer.override.linger.ms",
-        "20, batches of 131072",
-        "rate",
-        {"producer.override.linger.ms": "20", "producer.override.batch.size": "131072"},
-    ),
+    Setting("message.key.columns", "the primary key", "rate", {"message.key.columns": None}),
+    _one("producer.override.batch.size", "16384", "rate"),
+    _one("producer.override.linger.ms", "0", "rate"),
     _one("producer.override.compression.type", "lz4", "rate"),
     _one("producer.override.compression.type", "zstd", "rate"),
     _one("poll.interval.ms", "500", "rate"),

@@ -23,6 +23,7 @@ declare
     v_again expiration.claim;
     v_failed boolean := false;
     v_sqlstate text;
+    v_expired_deadlines timestamptz[];
     v_result expiration.batch_result;
 begin
     -- locked in the subtransaction that changes them: with another one's lock on it, each row would need a MultiXact
@@ -62,6 +63,21 @@ begin
         v_result.oldest_deadline := v_claim.deadlines[1];
         v_result.last_deadline := v_claim.deadlines[v_result.claimed];
         v_result.last_id := v_claim.ids[v_result.claimed];
+    end if;
+    if v_result.expired = cardinality(v_claim.ids) then
+        v_expired_deadlines := v_claim.deadlines;
+    elsif v_result.expired > 0 then
+        v_expired_deadlines := array(
+            select c.deadline
+            from unnest(v_claim.ids, v_claim.deadlines) as c (id, deadline)
+            where c.id = any(v_result.expired_ids)
+            order by c.deadline
+        );
+    end if;
+    if v_expired_deadlines is not null then
+        select l.items, l.seconds
+        into v_result.lateness, v_result.lateness_seconds
+        from expiration.count_lateness(v_expired_deadlines, as_of) as l;
     end if;
 
     if v_result.failed > 0 then

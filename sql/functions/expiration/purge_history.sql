@@ -12,7 +12,7 @@ begin
     end if;
     runs := 0;
     batches := 0;
-    -- the totals have a row a phase: one purge at a time
+    -- two at once would wait for each other's rows
     if pg_try_advisory_xact_lock(hashtext('expiration.purge_history')) then
         with doomed as materialized (
             select r.id
@@ -25,6 +25,9 @@ begin
                     and h.status <> 'running'
                     and h.started_at < now() - j.history_retention
                     and h.finished_at < now() - j.history_retention
+                    -- what they have counted stays in the tallies
+                    and h.tally_number is not null
+                    and not exists (select from expiration.batch as b where b.run_id = h.id and not b.tallied)
                     -- the last success stays, however old: the dead man's switch counts from it
                     and h.id is distinct from (
                         select s.id
@@ -42,42 +45,14 @@ begin
             delete from expiration.batch as b
             using doomed as d
             where b.run_id = d.id
-            returning b.*
+            returning b.run_id
         ),
 
         gone_runs as (
             delete from expiration.run as r
             using doomed as d
             where r.id = d.id
-            returning r.*
-        ),
-
-        batch_sums as (
-            insert into expiration.purged_batch_total as t (job, phase, batches, expired, failed, skipped_locked)
-            select
-                case when b.phase = 'Lead' then 'lead-expiration' else 'booking-expiration' end,
-                b.phase,
-                count(*) filter (where b.claimed > 0),
-                sum(b.expired),
-                sum(b.failed),
-                sum(b.skipped_locked)
-            from gone_batches as b
-            group by b.phase
-            on conflict on constraint purged_batch_total_pkey do update
-            set
-                batches = t.batches + excluded.batches,
-                expired = t.expired + excluded.expired,
-                failed = t.failed + excluded.failed,
-                skipped_locked = t.skipped_locked + excluded.skipped_locked
-        ),
-
-        run_sums as (
-            insert into expiration.purged_run_total as t (job, status, runs, seconds)
-            select r.job, r.status, count(*), sum(extract(epoch from r.finished_at - r.started_at))::double precision
-            from gone_runs as r
-            group by r.job, r.status
-            on conflict on constraint purged_run_total_pkey do update
-            set runs = t.runs + excluded.runs, seconds = t.seconds + excluded.seconds
+            returning r.id
         )
 
         select (select count(*) from gone_runs), (select count(*) from gone_batches)
@@ -88,4 +63,4 @@ end
 $function$;
 
 comment on function expiration.purge_history(integer) is
-'Deletes finished runs older than job.history_retention with their batches, at most max_runs a job, and adds what they had counted to the purged totals, all in one statement, so that batch_total and run_total never move. Returns what it deleted.';
+'Deletes finished runs older than job.history_retention with their batches, at most max_runs a job, once they are in the tallies (expiration.tally_runs), so that batch_total and run_total never move. Returns what it deleted.';

@@ -27,12 +27,13 @@ begin
 
     insert into expiration.batch (
         run_id, number, phase, step, started_at, claimed, expired, failed, skipped_locked, drained, capped,
-        oldest_deadline, last_deadline, last_id, phase_expired, failures
+        oldest_deadline, last_deadline, last_id, phase_expired, failures, lateness, lateness_seconds
     )
     values (
         record_lone_batch.run_id, 1, record_lone_batch.phase, 'claim', record_lone_batch.started_at,
         result.claimed, result.expired, result.failed, result.skipped_locked, result.drained, not result.drained,
-        result.oldest_deadline, result.last_deadline, result.last_id, result.expired, result.failures
+        result.oldest_deadline, result.last_deadline, result.last_id, result.expired, result.failures,
+        result.lateness, result.lateness_seconds
     );
 end
 $function$;

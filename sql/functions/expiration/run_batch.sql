@@ -106,13 +106,13 @@ begin
 
             insert into expiration.batch (
                 run_id, number, phase, step, started_at, claimed, expired, failed, skipped_locked, drained, capped,
-                oldest_deadline, last_deadline, last_id, phase_expired, retry_failures, failures
+                oldest_deadline, last_deadline, last_id, phase_expired, retry_failures, failures, lateness, lateness_seconds
             )
             values (
                 v_run.id, v_number, v_phase.phase, v_step, v_started_at, v_result.claimed, v_result.expired,
                 v_result.failed, v_result.skipped_locked, v_result.drained, v_capped, v_result.oldest_deadline,
                 v_result.last_deadline, v_result.last_id, v_last.phase_expired + v_result.expired,
-                coalesce(v_last.retry_failures, 0), v_result.failures
+                coalesce(v_last.retry_failures, 0), v_result.failures, v_result.lateness, v_result.lateness_seconds
             );
             v_report.state := 'more';
             v_report.number := v_number;

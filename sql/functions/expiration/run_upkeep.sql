@@ -11,7 +11,7 @@ declare
 begin
     commit;
     -- one step that fails does not keep the others from being done; the first failure is raised at the end
-    foreach v_step in array array['make partitions', 'drop partitions', 'reap runs', 'purge history', 'purge history of pg_cron'] loop
+    foreach v_step in array array['make partitions', 'drop partitions', 'reap runs', 'tally runs', 'purge history', 'purge history of pg_cron'] loop
         loop
             v_runs := 0;
             v_sqlstate := null;
@@ -23,6 +23,8 @@ begin
                     perform outbox.drop_partitions();
                 elsif v_step operator(pg_catalog.=) 'reap runs' then
                     perform expiration.reap_runs();
+                elsif v_step operator(pg_catalog.=) 'tally runs' then
+                    v_runs := expiration.tally_runs();
                 elsif v_step operator(pg_catalog.=) 'purge history' then
                     v_runs := (select p.runs from expiration.purge_history() as p);
                 else
@@ -51,4 +53,4 @@ end
 $procedure$;
 
 comment on procedure expiration.run_upkeep() is
-'Keeps house, once an hour say: partitions of the outbox made ahead and, once delivered and past their retention, dropped; abandoned runs marked, old history purged, ours and pg_cron''s. Not inside a transaction block.';
+'Keeps house, once an hour say: partitions of the outbox made ahead and, once delivered and past their retention, dropped; abandoned runs marked, what is over tallied, old history purged, ours and pg_cron''s. Not inside a transaction block.';

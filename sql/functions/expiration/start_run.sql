@@ -27,6 +27,8 @@ declare
     v_status text := 'running';
     v_reason text;
     v_explanation text;
+    v_sqlstate text;
+    v_message text;
 begin
     if start_run.job is null or start_run.driver is null or whole_statement is null or pooled is null then
         perform expiration.raise_error(
@@ -85,6 +87,14 @@ begin
             and r.backend_start = (select a.backend_start from pg_stat_activity as a where a.pid = pg_backend_pid());
     end if;
     perform expiration.reap_runs(start_run.job);
+    begin
+        perform expiration.tally_runs();
+    exception
+        -- expiring goes before counting; upkeep does the same, and fails with it
+        when others then
+            get stacked diagnostics v_sqlstate = returned_sqlstate, v_message = message_text;
+            raise warning 'runs were not tallied: % (%)', v_message, v_sqlstate;
+    end;
 
     select r.* into v_other
     from expiration.run as r

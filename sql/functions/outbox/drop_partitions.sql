@@ -12,7 +12,7 @@ declare
     v_sealed pg_lsn;
     v_is_late boolean;
 begin
-    for v_slot in select s.name, s.state, s.confirmed_flush_lsn from outbox.slot_status as s order by s.name loop
+    for v_slot in select s.name, s.state, s.confirmed_flush_lsn from outbox.slot_state as s order by s.name loop
         if v_slot.state in ('missing', 'lost') then
             perform expiration.raise_error('slot_lost', v_slot.name, v_slot.state);
         end if;

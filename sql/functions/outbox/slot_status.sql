@@ -3,40 +3,26 @@ select
     s.name,
     s.publication,
     s.connector,
-    case
-        when r.slot_name is null then 'missing'
-        when r.wal_status = 'lost' then 'lost'
-        when r.active then 'active'
-        else 'inactive'
-    end as state,
-    r.plugin::text as plugin,
-    r.active,
-    r.wal_status,
-    r.restart_lsn,
-    r.confirmed_flush_lsn,
-    pg_catalog.pg_wal_lsn_diff(w.lsn, r.restart_lsn)::bigint as retained_bytes,
-    pg_catalog.pg_wal_lsn_diff(w.lsn, r.confirmed_flush_lsn)::bigint as lag_bytes,
-    r.safe_wal_size,
+    s.state,
+    s.plugin,
+    s.active,
+    s.wal_status,
+    s.restart_lsn,
+    s.confirmed_flush_lsn,
+    s.retained_bytes,
+    s.lag_bytes,
+    s.safe_wal_size,
     b.events as backlog_events,
     b.oldest_at as oldest_backlog_at,
     extract(epoch from clock_timestamp() - b.oldest_at)::double precision as backlog_seconds
-from outbox.slot as s
-left join pg_catalog.pg_replication_slots as r
-    on s.name = r.slot_name and r.slot_type = 'logical' and r.database = pg_catalog.current_database()
-cross join lateral (
-    select
-        case
-            when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_replay_lsn()
-            else pg_catalog.pg_current_wal_lsn()
-        end as lsn
-) as w
+from outbox.slot_state as s
 left join lateral (
     select
         count(*) as events,
         min(e.created_at) as oldest_at
     from outbox.event as e
-    where e.lsn >= r.confirmed_flush_lsn
-) as b on r.confirmed_flush_lsn is not null;
+    where e.lsn >= s.confirmed_flush_lsn
+) as b on s.confirmed_flush_lsn is not null;
 
 comment on view outbox.slot_status is
-'Slots of the outbox, each as it is now: state missing, lost, inactive or active; WAL held back for it (retained_bytes), not yet confirmed (lag_bytes), left before it is lost (safe_wal_size); events beyond its confirmed position. An event whose transaction was open for long may be confirmed later than its position says.';
+'outbox.slot_state with the events beyond each slot''s confirmed position, all counted. An event whose transaction was open for long may be confirmed later than its position says.';
