@@ -41,6 +41,7 @@ from pyrunner.output import (
     shown,
     span,
 )
+from pyrunner.serve.address import DEFAULT_ADDRESS, Address, parse_address
 from pyrunner.settings import (
     Job,
     LogLevel,
@@ -86,20 +87,28 @@ def _reflow(group: typer.Typer) -> None:
         )
 
 
+def _import(module: str, command: str, extra: str) -> Any:
+    """A module that needs the packages of one of our extras."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        raise UsageError(
+            f"`pyrunner {command}` needs the package {package}, which is not installed.",
+            hint=f"pip install 'pyrunner[{extra}]'",
+        ) from None
+    except ValueError as error:
+        # OpenTelemetry reads its limits then, and names the variable
+        raise UsageError(f"{error}.") from None
+
+
 class _Lazy(typer.core.TyperGroup):
     """Commands in a module that is loaded when one of them is asked for: Kafka's client takes a while."""
 
     module: ClassVar[str]
 
     def _loaded(self) -> Any:
-        try:
-            module = importlib.import_module(self.module)
-        except ModuleNotFoundError as error:
-            package = (error.name or "").partition(".")[0]
-            raise UsageError(
-                f"`pyrunner {self.name}` needs the package {package}, which is not installed.",
-                hint="pip install 'pyrunner[cdc]'",
-            ) from None
+        module = _import(self.module, str(self.name), "cdc")
         group: typer.Typer = getattr(module, f"{self.name}_app")
         _reflow(group)
         return typer.main.get_command(group)
@@ -166,6 +175,15 @@ LevelOption = Annotated[
         show_default=False,
     ),
 ]
+DsnsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dsn",
+        metavar="DSN",
+        help="Connection string; several for several databases. Default: PYRUNNER_DSN, else as psql.",
+        show_default=False,
+    ),
+]
 PatienceOption = Annotated[
     timedelta,
     typer.Option(
@@ -188,6 +206,10 @@ CronDatabaseOption = Annotated[
 
 def _log_level(given: LogLevel | None) -> LogLevel:
     return given or read_own().log_level
+
+
+def _dsns_from(given: list[str] | None) -> list[str]:
+    return [dsn_from(one) for one in given] if given else [dsn_from(None)]
 
 
 def _version(wanted: bool) -> None:
@@ -420,15 +442,7 @@ def run(
 
 @app.command()
 def worker(
-    dsn: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--dsn",
-            metavar="DSN",
-            help="Connection string; several for several databases. Default: PYRUNNER_DSN, else as psql.",
-            show_default=False,
-        ),
-    ] = None,
+    dsn: DsnsOption = None,
     job: Annotated[
         list[Job] | None,
         typer.Option("--job", metavar="JOB", help=f"Only this job: {_JOBS}.", show_default=False),
@@ -450,7 +464,7 @@ def worker(
     stop = Stop()
     with _signals(stop):
         Worker(
-            [dsn_from(one) for one in dsn] if dsn else [dsn_from(None)],
+            _dsns_from(dsn),
             list(dict.fromkeys(job or Job)),
             environment=read_environment(),
             instance=instance or read_own().instance,
@@ -664,6 +678,97 @@ def logs(
         with _reader_may_leave():
             for event in events:
                 emit(log, event, connection.info.dbname)
+
+
+@app.command()
+def serve(
+    listen: Annotated[
+        Address,
+        typer.Option(
+            "--listen",
+            metavar="HOST:PORT",
+            parser=reads(parse_address),
+            help="Where to listen; :PORT is all addresses of this machine.",
+        ),
+    ] = DEFAULT_ADDRESS,
+    dsn: DsnsOption = None,
+    log_level: LevelOption = None,
+) -> None:
+    """Serve the figures for Prometheus at /metrics, and a status page for people at /, until SIGTERM.
+
+    /healthz says that the process lives, /readyz that the database can be read. Nothing can be changed by it,
+    and whoever reaches it may read: put a proxy with a login before it where those are too many. A database
+    that is away is read again as soon as it is back. Start as many as you like. Needs the extra `serve`, and
+    the privileges of crm_monitor.
+    """
+    level = _log_level(log_level)
+    dsns = _dsns_from(dsn)
+    log = make_log(level, human=sys.stderr.isatty())
+    _import("pyrunner.serve.server", "serve", "serve").serve(dsns, address=listen, log=log)
+
+
+@app.command()
+def traces(
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--endpoint",
+            metavar="URL",
+            help="The receiver of OTLP over HTTP. Default: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, "
+            "OTEL_EXPORTER_OTLP_ENDPOINT, else http://localhost:4318.",
+            show_default=False,
+        ),
+    ] = None,
+    follow_on: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what ends from now, until SIGTERM.")
+    ] = False,
+    every: Annotated[
+        timedelta,
+        typer.Option(
+            "--every", metavar="TIME", parser=reads(parse_positive_duration), help="With --follow: how often."
+        ),
+    ] = timedelta(seconds=5),
+    name: Annotated[
+        str,
+        typer.Option(
+            "--name", metavar="NAME", help="The destination; for each it is on record how far it has got."
+        ),
+    ] = "otlp",
+    dsn: DsnOption = None,
+    log_level: LevelOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send the runs that are over as traces to an OpenTelemetry receiver: each once, pg_cron's as well.
+
+    A span a cycle, below it a span a batch, with an event an item; the outbox's traceparent names the batch.
+    A new destination begins with the runs that end from then on. Start as many as you like. Needs the extra
+    `trace`, and the privileges of crm_runner; headers and certificates come from OTEL_EXPORTER_OTLP_*.
+    """
+    if not name.strip():
+        raise UsageError("--name may not be empty.")
+    conninfo = dsn_from(dsn)
+    level = _log_level(log_level)
+    log = make_log(level, human=sys.stderr.isatty())
+    do = _import("pyrunner.traces.command", "traces", "trace")
+    if follow_on:
+        stop = Stop()
+        with _signals(stop):
+            do.follow(conninfo, endpoint, name=name, every=every.total_seconds(), log=log, stop=stop)
+        if stop.cancelled:
+            raise typer.Exit(ExitCode.INTERRUPTED)
+        return
+    sent, receiver = do.send_once(conninfo, endpoint, name=name, log=log)
+    if as_json:
+        print_json({"receiver": receiver, "destination": name, **vars(sent)})
+        return
+    print_facts(
+        Text(f"{count(sent.runs, 'run')} sent to {receiver}"),
+        [
+            ("spans", sent.spans),
+            ("destination", name),
+            ("new", "runs that end from now on will be sent" if sent.is_new else None),
+        ],
+    )
 
 
 @app.command()

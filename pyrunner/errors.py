@@ -22,6 +22,7 @@ __all__ = [
     "DomainError",
     "EngineError",
     "ExitCode",
+    "ListenError",
     "LockedError",
     "MissingPrivilegeError",
     "NotInstalledError",
@@ -54,7 +55,7 @@ class ExitCode(IntEnum):
     DONE = 0, "done; a cycle that was capped or asked to stop counts as done"
     FAILED = 1, "a cycle failed, or the database raised an error not named below"
     USAGE = 2, "a bad argument, option or setting; nothing was changed"
-    UNREACHABLE = 3, "the database cannot be reached, was lost, or takes no changes"
+    UNREACHABLE = 3, "the database, Kafka or what takes traces cannot be reached, was lost, or takes nothing"
     NOT_INSTALLED = 4, "nothing, a part or another version is installed; or PostgreSQL is too old"
     NO_PRIVILEGE = 5, "the role lacks a privilege"
     REFUSED = 6, "refused: not confirmed, or it would destroy what is not ours"
@@ -62,6 +63,7 @@ class ExitCode(IntEnum):
     SKIPPED = 8, "the cycle was skipped: job paused, or this instance is still at work"
     TROUBLE = 9, "doctor or a status found an error"
     WARNINGS = 10, "doctor or a status found warnings and no error"
+    LISTEN = 11, "the address to listen on is taken, or is not this machine's"
     INTERNAL = 70, "a fault of pyrunner itself"
     INTERRUPTED = 130, "ended by a signal; what had been committed stays"
 
@@ -112,6 +114,12 @@ class BusyError(PyrunnerError):
     """Others held the locks that were needed for longer than we were willing to wait."""
 
     exit_code = ExitCode.BUSY
+
+
+class ListenError(PyrunnerError):
+    """Nobody can listen on the address that was given."""
+
+    exit_code = ExitCode.LISTEN
 
 
 class DatabaseError(PyrunnerError):

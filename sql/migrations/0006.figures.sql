@@ -27,6 +27,11 @@ set tallied = false
 from expiration.run as r
 where b.run_id = r.id and r.status = 'running';
 
+-- null in what there is: its events are looked for by the clock
+alter table expiration.batch add column transaction_start timestamptz;
+alter table expiration.batch alter column transaction_start set default now();
+comment on column expiration.batch.transaction_start is 'Start of its transaction: outbox.event.created_at of its events. Null in batches from before 0.3.0.';
+
 create index ix_run_tally_number on expiration.run (tally_number);
 comment on index expiration.ix_run_tally_number is 'Runs in the order of their tally, and the few that wait for it.';
 create index ix_batch_not_tallied on expiration.batch (run_id) where not tallied;
@@ -37,7 +42,8 @@ comment on index expiration.ix_run_job_worked is 'The last cycle of a job that d
 
 alter table expiration.purged_batch_total rename to batch_tally;
 alter table expiration.batch_tally rename constraint purged_batch_total_pkey to batch_tally_pkey;
-alter table expiration.batch_tally add column lateness_seconds double precision not null default 0;
+-- sums are exact: one in floating point can move back when its parts are added in another order
+alter table expiration.batch_tally add column lateness_seconds numeric not null default 0;
 comment on table expiration.batch_tally is 'Counts of the batches of runs that are over, kept when history is purged.';
 comment on column expiration.batch_tally.lateness_seconds is 'Lateness of the items expired, summed; infinite deadlines left out.';
 alter table expiration.purged_run_total rename to run_tally;
@@ -63,12 +69,14 @@ create table expiration.duration_tally (
     job text not null,
     bucket integer not null,
     runs bigint not null,
+    seconds numeric not null,
     constraint duration_tally_pkey primary key (job, bucket)
 );
 comment on table expiration.duration_tally is 'Cycles that are over, by duration: those of drivers, neither skipped nor abandoned.';
 comment on column expiration.duration_tally.job is 'The job.';
 comment on column expiration.duration_tally.bucket is 'From 1: see expiration.duration_bounds; the last one has no bound.';
 comment on column expiration.duration_tally.runs is 'Cycles in this bucket alone.';
+comment on column expiration.duration_tally.seconds is 'Their durations, summed; one that a clock set back made negative counts as none.';
 
 create table expiration.trace_position (
     name text not null,

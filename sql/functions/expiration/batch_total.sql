@@ -6,7 +6,7 @@ select
     coalesce(t.expired, 0) + coalesce(b.expired, 0) as expired,
     coalesce(t.failed, 0) + coalesce(b.failed, 0) as failed,
     coalesce(t.skipped_locked, 0) + coalesce(b.skipped_locked, 0) as skipped_locked,
-    coalesce(t.lateness_seconds, 0) + coalesce(b.lateness_seconds, 0) as lateness_seconds
+    (coalesce(t.lateness_seconds, 0) + coalesce(b.lateness_seconds, 0))::double precision as lateness_seconds
 from expiration.job as j
 cross join lateral expiration.phases(j.name) as p
 left join expiration.batch_tally as t on j.name = t.job and p.phase = t.phase
@@ -17,7 +17,7 @@ left join (
         sum(h.expired) as expired,
         sum(h.failed) as failed,
         sum(h.skipped_locked) as skipped_locked,
-        sum(h.lateness_seconds) as lateness_seconds
+        sum(h.lateness_seconds::numeric) as lateness_seconds
     from expiration.batch as h
     where not h.tallied
     group by h.phase

@@ -52,7 +52,7 @@ begin
         )
         select
             b.job, b.phase, count(*) filter (where b.claimed > 0), sum(b.expired), sum(b.failed),
-            sum(b.skipped_locked), coalesce(sum(b.lateness_seconds), 0)
+            sum(b.skipped_locked), coalesce(sum(b.lateness_seconds::numeric), 0)
         from batches as b
         group by b.job, b.phase
         on conflict on constraint batch_tally_pkey do update
@@ -89,12 +89,15 @@ begin
     ),
 
     duration_sums as (
-        insert into expiration.duration_tally as t (job, bucket, runs)
-        select r.job, expiration.duration_bucket(r.finished_at - r.started_at), count(*)
+        insert into expiration.duration_tally as t (job, bucket, runs, seconds)
+        select
+            r.job, expiration.duration_bucket(r.finished_at - r.started_at), count(*),
+            sum(greatest(extract(epoch from r.finished_at - r.started_at), 0))
         from runs as r
         where r.driver <> 'sql' and r.status in ('completed', 'capped', 'stopped', 'failed')
         group by 1, 2
-        on conflict on constraint duration_tally_pkey do update set runs = t.runs + excluded.runs
+        on conflict on constraint duration_tally_pkey do update
+        set runs = t.runs + excluded.runs, seconds = t.seconds + excluded.seconds
     )
 
     select count(*) into v_runs from runs as r;

@@ -1,0 +1,1 @@
+"""`pyrunner serve`: figures of databases for Prometheus, a status page for people; it changes nothing."""
