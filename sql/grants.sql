@@ -43,10 +43,10 @@ grant execute on function
     expiration.schema_version(), expiration.errors(), expiration.phases(text),
     expiration.raise_error(text, text[]), expiration.check_job(text, text),
     expiration.is_alive(expiration.run), expiration.last_sign_of_life(uuid), expiration.run_result(expiration.run),
-    expiration.log_item(uuid), expiration.cron_job(),
+    expiration.log_item(uuid), expiration.batch_item(uuid, integer, integer), expiration.cron_job(),
     expiration.lateness_bounds(), expiration.duration_bounds(), expiration.duration_bucket(interval),
     expiration.preview(text, timestamptz, integer),
-    outbox.partition_start(oid), outbox.is_publication_right(text)
+    outbox.partition_start(oid), outbox.is_publication_right(text), outbox.traceparent(uuid, integer)
 to crm_monitor;
 
 -- runner: the run protocol, the batches, upkeep, its own entries in pg_cron
@@ -68,6 +68,7 @@ grant execute on function
     expiration.cron_uninstall(),
     outbox.make_partitions(integer),
     outbox.drop_partitions(),
+    outbox.purge_inboxes(integer),
     crm.expire_leads_batch(timestamptz, integer, uuid, integer, timestamptz, uuid),
     crm.expire_bookings_batch(text, timestamptz, integer, uuid, integer, timestamptz, uuid)
 to crm_runner;
@@ -85,6 +86,10 @@ grant execute on function
     outbox.register_slot(text, text, text),
     outbox.forget_slot(text)
 to crm_operator;
+grant select on chessboard.parked, notifications.parked to crm_operator;
+grant execute on function chessboard.dismiss_parked(bigint), notifications.dismiss_parked(bigint) to crm_operator;
+-- cdc verify and recover compare the outbox with Kafka; what an event says is none of their business
+grant select (id, seq, created_at, topic, correlation_id) on outbox.event to crm_operator;
 
 -- app: the CRM's own work; the jobs' tables are none of its business
 grant select on crm.effective_leads, crm.effective_bookings to crm_app;

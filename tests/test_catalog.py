@@ -54,6 +54,7 @@ NOT_STRICT: Final = {
     "expiration.take_traces": "XP005",
     "expiration.mark_traced": "XP005",
     "outbox.preview_replay": "XP018",
+    "outbox.purge_inboxes": "XP014",
     "outbox.replay": "XP005",
 }
 # a null argument is what these look for, leave out, or pass on

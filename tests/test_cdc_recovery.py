@@ -15,6 +15,7 @@ from confluent_kafka import Producer, TopicPartition
 from psycopg import sql
 
 from tests.cdc import Cdc, cdc
+from tests.commands import pyrunner
 from tests.domain import LEADS, add_leads, refused, run_job
 from tests.kafka import Record, admin, delete_topics
 from tests.servers import Database, wait_until
@@ -554,8 +555,6 @@ def test_a_replay_needs_a_reason_and_a_choice_and_keeps_its_limit(cdc: Cdc, stac
 
 
 def test_a_replay_needs_an_operator(cdc: Cdc, stack_db: Database) -> None:
-    from tests.commands import pyrunner
-
     (event,) = cdc.expire_leads(1)
     for role, code in (("crm_monitor", 5), ("crm_app", 5), ("crm_operator", 0)):
         pyrunner("cdc", "replay", "--event", event, "--reason", "x", dsn=stack_db.role_dsn(role), code=code)
@@ -563,3 +562,34 @@ def test_a_replay_needs_an_operator(cdc: Cdc, stack_db: Database) -> None:
     assert stack_db.value(
         "select requested_at > %s from outbox.replay_log", (datetime(2026, 1, 1, tzinfo=UTC),)
     )
+
+
+def test_an_operator_verifies_and_recovers_as_long_as_the_slot_can_be_used(
+    cdc: Cdc, stack_db: Database
+) -> None:
+    operator = stack_db.role_dsn("crm_operator")
+    cdc.install()
+    cdc.arrived(cdc.expire_leads(3))
+
+    def run(command: str, code: int) -> Any:
+        return pyrunner(
+            "cdc", command, *cdc.options, "--json", dsn=operator, env=cdc.environment, code=code
+        ).json
+
+    assert run("verify", 0)["missing"] == 0
+    # what was written into a table of its own is in the outbox once that is attached, and in no slot's log
+    stack_db.rows("create table outbox.by_hand (like outbox.event including defaults including constraints)")
+    stack_db.rows(
+        "insert into outbox.by_hand (seq, id, created_at, aggregate_type, aggregate_id, tenant_id, event_type,"
+        " topic, payload, correlation_id) select seq + 1000, gen_random_uuid(), '2020-01-01 12:00+00',"
+        " aggregate_type, aggregate_id, tenant_id, event_type, topic, payload, gen_random_uuid()"
+        " from outbox.event limit 1"
+    )
+    stack_db.rows(
+        "alter table outbox.event attach partition outbox.by_hand"
+        " for values from ('2020-01-01 00:00+00') to ('2020-01-02 00:00+00')"
+    )
+    assert run("verify", 9)["missing"] == 1
+    done = run("recover", 0)
+    assert (done["slotMadeAnew"], done["missingBefore"]["missing"], done["complete"]) == (False, 1, True)
+    assert run("verify", 0)["missing"] == 0

@@ -111,6 +111,13 @@ def test_looking_changes_nothing(well: Cdc) -> None:
         status(well, code=0)
 
 
+def test_a_connector_that_reads_another_database_is_told_as_such(well: Cdc) -> None:
+    with well.db.server.database() as database:
+        found = status(replace(well, db=database), code=9)
+        finding = the(found, f"reads database {well.db.name}, and this is {database.name}")
+        assert "--name" in finding["remedy"]
+
+
 def test_nothing_installed_is_one_finding(well: Cdc) -> None:
     with well.db.server.database() as database:
         elsewhere = replace(
@@ -296,7 +303,8 @@ def test_messages_that_a_consumer_has_put_aside(well: Cdc) -> None:
             status(well, code=10), f"consumer {schema} has put aside 1 message of some.topic", "warning"
         )
         well.db.psql(finding["remedy"].partition(";")[0])
-        well.db.rows(sql.SQL("delete from {}.parked").format(sql.Identifier(schema)))
+        assert finding["remedy"].endswith(f"select {schema}.dismiss_parked(id);")
+        well.db.psql(f"select {schema}.dismiss_parked(id) from {schema}.parked;")
 
 
 # --------------------------------------------------------------------------------------------- Kafka

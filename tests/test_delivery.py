@@ -443,8 +443,31 @@ def test_a_message_is_parked_once(db: Database, schema: str) -> None:
         sql.Identifier(schema)
     )
     assert [session.execute(park).fetchone() for _ in range(2)] == [(True,), (False,)]
+    # the topic was made anew, and its offsets count from 0 again: this one is another
+    other = sql.SQL("select {}.park('t', 0, 5, null, null, null, 'x', 'no JSON')").format(
+        sql.Identifier(schema)
+    )
+    assert [session.execute(other).fetchone() for _ in range(2)] == [(True,), (False,)]
     total = sql.SQL("select topic, messages from {}.parked_total").format(sql.Identifier(schema))
-    assert session.execute(total).fetchall() == [("t", 1)]
+    assert session.execute(total).fetchall() == [("t", 2)]
+
+
+@pytest.mark.parametrize("schema", ["chessboard", "notifications"])
+def test_an_operator_takes_what_was_seen_to_off_the_list(db: Database, schema: str) -> None:
+    session = db.connect(f"crm_{schema}")
+    park = sql.SQL("select {}.park('t', 0, %s, null, null, null, null, 'no JSON')").format(
+        sql.Identifier(schema)
+    )
+    for offset in (5, 6):
+        session.execute(park, (offset,))
+    operator = db.connect("crm_operator")
+    parked = sql.SQL("select id, kafka_offset from {}.parked order by id").format(sql.Identifier(schema))
+    (first, _), second = operator.execute(parked).fetchall()
+    dismiss = sql.SQL("select {}.dismiss_parked(%s)").format(sql.Identifier(schema))
+    assert [operator.execute(dismiss, (first,)).fetchone() for _ in range(2)] == [(True,), (False,)]
+    assert operator.execute(parked).fetchall() == [second]
+    # what comes again is put aside again
+    assert session.execute(park, (5,)).fetchone() == (True,)
 
 
 @pytest.mark.parametrize("role", ["crm_chessboard", "crm_notifications"])
@@ -461,3 +484,57 @@ def test_a_consumer_can_touch_no_other_schemas_tables(db: Database, role: str) -
     for (table,) in tables:
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             session.execute(sql.SQL("select from {}").format(sql.SQL(table)))
+
+
+def test_ids_of_events_go_when_nobody_can_send_the_events_again(db: Database) -> None:
+    sessions = {name: db.connect(f"crm_{name}") for name in ("chessboard", "notifications")}
+    file = (
+        "select notifications.file_notice(%s, gen_random_uuid(), gen_random_uuid(), gen_random_uuid(), now())"
+    )
+    booking, kept = uuid4(), uuid4()
+    for number in range(4):
+        sessions["chessboard"].execute(FREE, (UUID(int=number), booking if number == 0 else uuid4(), kept))
+        sessions["notifications"].execute(file, (UUID(int=number),))
+    for name in sessions:
+        db.rows(
+            sql.SQL(
+                "update {}.inbox set received_at = now() - case when event_id < %s then %s else %s end"
+            ).format(sql.Identifier(name)),
+            (UUID(int=2), timedelta(days=91), timedelta(days=89)),
+        )
+    runner = db.connect("crm_runner")
+    assert runner.execute("select outbox.purge_inboxes(1)").fetchone() == (2,)
+    assert runner.execute("select outbox.purge_inboxes()").fetchone() == (2,)
+    assert runner.execute("select outbox.purge_inboxes()").fetchone() == (0,)
+    for name in sessions:
+        left = db.rows(sql.SQL("select event_id from {}.inbox order by 1").format(sql.Identifier(name)))
+        assert left == [(UUID(int=2),), (UUID(int=3),)]
+    # what comes again all the same changes nothing more
+    before = (
+        db.rows("select * from chessboard.release order by 1"),
+        db.rows("select * from notifications.notice order by 1"),
+    )
+    sessions["chessboard"].execute(FREE, (UUID(int=0), booking, kept))
+    sessions["notifications"].execute(file, (UUID(int=0),))
+    assert before == (
+        db.rows("select * from chessboard.release order by 1"),
+        db.rows("select * from notifications.notice order by 1"),
+    )
+    # the outbox keeps its events for longer than that: so do the ids stay
+    db.rows("update outbox.settings set retention = interval '1 year'")
+    for name in sessions:
+        db.rows(
+            sql.SQL("update {}.inbox set received_at = now() - interval '91 days'").format(
+                sql.Identifier(name)
+            )
+        )
+    db.rows("call expiration.run_upkeep()")
+    assert runner.execute("select outbox.purge_inboxes()").fetchone() == (0,)
+    db.rows("update outbox.settings set retention = interval '7 days'")
+    db.rows("call expiration.run_upkeep()")
+    assert (
+        db.value(
+            "select (select count(*) from chessboard.inbox) + (select count(*) from notifications.inbox)"
+        )
+        == 0
+    )

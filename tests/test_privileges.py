@@ -32,6 +32,7 @@ NOBODY: Final[set[str]] = set()
 
 MAY_EXECUTE: Final = {
     "chessboard.free_property": CHESSBOARD,
+    "chessboard.dismiss_parked": OPERATOR,
     "chessboard.park": CHESSBOARD,
     "crm.cancel_booking": APP,
     "crm.check_command": NOBODY,
@@ -49,6 +50,7 @@ MAY_EXECUTE: Final = {
     "crm.record_command": NOBODY,
     "crm.reserve_property": APP,
     "expiration.batch_failed": RUNNER,
+    "expiration.batch_item": MONITOR,
     "expiration.check_batch": NOBODY,
     "expiration.check_job": MONITOR,
     "expiration.claim_failed": NOBODY,
@@ -100,6 +102,7 @@ MAY_EXECUTE: Final = {
     "expiration.stop": OPERATOR,
     "expiration.take_traces": RUNNER,
     "expiration.tally_runs": RUNNER,
+    "notifications.dismiss_parked": OPERATOR,
     "notifications.file_notice": NOTIFICATIONS,
     "notifications.mark_failed": NOTIFICATIONS,
     "notifications.mark_sent": NOTIFICATIONS,
@@ -112,17 +115,18 @@ MAY_EXECUTE: Final = {
     "outbox.make_partitions": RUNNER,
     "outbox.partition_start": MONITOR,
     "outbox.preview_replay": OPERATOR,
+    "outbox.purge_inboxes": RUNNER,
     "outbox.refuse_update": NOBODY,
     "outbox.register_slot": OPERATOR,
     "outbox.replay": OPERATOR,
-    "outbox.traceparent": NOBODY,
+    "outbox.traceparent": MONITOR,
     "outbox.utc": NOBODY,
 }
 
 # who may SELECT; nobody may do anything else to them, but for MAY_INSERT
 MAY_SELECT: Final = {
     "chessboard.inbox": NOBODY,
-    "chessboard.parked": CHESSBOARD,
+    "chessboard.parked": CHESSBOARD | OPERATOR,
     "chessboard.parked_total": CHESSBOARD | MONITOR,
     "chessboard.release": CHESSBOARD,
     "crm.audit_log": APP,
@@ -163,7 +167,7 @@ MAY_SELECT: Final = {
     "expiration.yoyo_lock": NOBODY,
     "notifications.inbox": NOBODY,
     "notifications.notice": NOTIFICATIONS,
-    "notifications.parked": NOTIFICATIONS,
+    "notifications.parked": NOTIFICATIONS | OPERATOR,
     "notifications.parked_total": NOTIFICATIONS | MONITOR,
     "outbox.event": NOBODY,
     "outbox.event_default": NOBODY,
@@ -448,6 +452,8 @@ def test_a_monitor_sees_every_view(db: Database) -> None:
         "select * from expiration.log_event",
         "select * from expiration.preview('lead-expiration')",
         "select l.* from expiration.run as r cross join expiration.log_item(r.id) as l",
+        "select i.* from expiration.run as r cross join expiration.batch_item(r.id, 1) as i",
+        "select outbox.traceparent(r.id, 0) from expiration.run as r",
         "select * from outbox.partition",
         "select * from outbox.partition_figures",
         "select * from expiration.lateness_histogram",

@@ -318,7 +318,7 @@ def _compare(lab: Lab, setting: Setting) -> Comparison:
         lab.resume_connector()
         if setting.worker:
             # the worker may have been started anew, and Java compiles what is used
-            measure_live(lab, lab.scale.warm_up)
+            measure_live(lab, lab.scale.setting_rate_events)
         if setting.measure == "rate":
             return measure_live(lab, lab.scale.setting_rate_events)
         return measure_latency(lab, lab.scale.setting_latency_events)
@@ -429,14 +429,16 @@ def dropped(lab: Lab) -> list[Row]:
     full = lab.disk()
     inserted, touched, dead = until(lambda: _tuples(lab, events), "the statistics are up to date")
 
-    lab.wait_until_confirmed()
     start = time.perf_counter()
-    sealed = lab.rows("select * from outbox.drop_partitions()")
-    lab.wait_until_confirmed()
-    gone = lab.rows("select * from outbox.drop_partitions()")
+    gone, calls = 0, 0
+    while gone < days:
+        # one call seals, a later one drops; a partition that autovacuum is at waits for the call after
+        calls += 1
+        if calls > 60:
+            raise BenchError(f"after {calls} calls {gone} of {days} partitions were dropped")
+        lab.wait_until_confirmed()
+        gone += len(lab.rows("select * from outbox.drop_partitions()"))
     took = time.perf_counter() - start
-    if sealed or len(gone) != days:
-        raise BenchError(f"{len(sealed)} and then {len(gone)} partitions were dropped, not 0 and then {days}")
     _settle(lab)
     after = lab.disk()
     taken, left = (one["database"] - before["database"] for one in (full, after))
@@ -450,7 +452,7 @@ def dropped(lab: Lab) -> list[Row]:
             "no dead tuples, disk back",
             f"{dead:,} dead tuples, {touched:,} updates and deletes beside {inserted:,} inserts; MB before, "
             f"full, afterwards: database {sizes['database']}, folder of the log {sizes['log']}, held back "
-            f"for the slot {sizes['held back']}; sealed, confirmed and dropped in {took:.1f} s; "
+            f"for the slot {sizes['held back']}; sealed, confirmed and dropped by {calls} calls in {took:.1f} s; "
             f"{events / seconds:,.0f} events/s, each came once; Kafka keeps {kafka:.0f} bytes an event",
             met(dead == 0 and touched == 0 and is_back),
             [{"before": before, "full": full, "after": after, "seconds": seconds, "dropping": took}],

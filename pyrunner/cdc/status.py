@@ -176,6 +176,7 @@ class _Examination:
                 self.status.findings.clear()
                 self._find("error", "nothing is set up here", "no event gets to Kafka", INSTALL)
                 return
+            self._look_whose(source)
             for look in (
                 lambda: self._look_at_slot(source, slot),
                 lambda: self._look_at_publication(source),
@@ -195,6 +196,16 @@ class _Examination:
                 "unseen", str(error.diag.message_primary), "this cannot be looked at without it",
                 f"grant crm_operator to {login};",
             )  # fmt: skip
+
+    def _look_whose(self, source: Source) -> None:
+        read = (self._configuration or {}).get("database.dbname", source.database)
+        if read != source.database:
+            self._find(
+                "error",
+                f"connector {self._setup.connector} reads database {read}, and this is {source.database}",
+                "it delivers nothing from here",
+                "name this database's connector by --name, or look at the other one by --dsn",
+            )
 
     def _look_at_slot(self, source: Source, slot: Slot) -> None:
         name = slot.name
@@ -331,7 +342,8 @@ class _Examination:
                 f"consumer {row['consumer']} has put aside {count(row['messages'], 'message')} of "
                 f"{row['topic']}",
                 "it could not understand them, and they had no effect",
-                f"select * from {row['consumer']}.parked; what is to be mended goes out as a new event",
+                f"select * from {row['consumer']}.parked; mend the cause, pyrunner cdc replay --event ID, then: "
+                f"select {row['consumer']}.dismiss_parked(id);",
             )
 
     # ------------------------------------------------------------ Kafka

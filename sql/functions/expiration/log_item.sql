@@ -4,21 +4,19 @@ language sql stable strict security definer
 set search_path = pg_catalog, pg_temp
 begin atomic
     select
-        e.created_at,
-        case when e.aggregate_type = 'Lead' then 'lead.expired' else 'booking expired' end,
+        coalesce(b.transaction_start, b.started_at),
+        case when b.phase = 'Lead' then 'lead.expired' else 'booking expired' end,
         case
-            when e.aggregate_type = 'Lead' then jsonb_build_object('LeadId', e.aggregate_id, 'TenantId', e.tenant_id)
+            when b.phase = 'Lead' then jsonb_build_object('LeadId', i.item_id, 'TenantId', i.tenant_id)
             else jsonb_build_object(
-                'BookingId', e.aggregate_id, 'DealId', e.payload -> 'dealId', 'Phase', e.payload -> 'phase',
-                'TenantId', e.tenant_id
+                'BookingId', i.item_id, 'DealId', i.deal_id, 'Phase', b.phase, 'TenantId', i.tenant_id
             )
         end
-    from expiration.run as r
-    inner join outbox.event as e on
-        r.id = e.correlation_id
-        and e.created_at between r.started_at - interval '1 minute' and coalesce(r.finished_at, 'infinity')
-    where r.id = log_item.run_id
-    order by e.seq;
+    from expiration.batch as b
+    cross join lateral expiration.batch_item(b.run_id, b.number)
+        with ordinality as i (item_id, tenant_id, deal_id, sqlstate, place)
+    where b.run_id = log_item.run_id and i.sqlstate is null
+    order by b.number, i.place;
 end;
 
 comment on function expiration.log_item(uuid) is

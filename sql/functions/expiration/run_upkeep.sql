@@ -11,7 +11,10 @@ declare
 begin
     commit;
     -- one step that fails does not keep the others from being done; the first failure is raised at the end
-    foreach v_step in array array['make partitions', 'drop partitions', 'reap runs', 'tally runs', 'purge history', 'purge history of pg_cron'] loop
+    foreach v_step in array array[
+        'make partitions', 'drop partitions', 'reap runs', 'tally runs', 'purge history', 'purge inboxes',
+        'purge history of pg_cron'
+    ] loop
         loop
             v_runs := 0;
             v_sqlstate := null;
@@ -27,6 +30,8 @@ begin
                     v_runs := expiration.tally_runs();
                 elsif v_step operator(pg_catalog.=) 'purge history' then
                     v_runs := (select p.runs from expiration.purge_history() as p);
+                elsif v_step operator(pg_catalog.=) 'purge inboxes' then
+                    v_runs := outbox.purge_inboxes();
                 else
                     perform expiration.purge_cron_history();
                 end if;

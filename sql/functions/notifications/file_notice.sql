@@ -20,7 +20,8 @@ begin
     values (
         file_notice.event_id, file_notice.tenant_id, file_notice.lead_id, file_notice.agent_user_id,
         file_notice.expired_at
-    );
+    )
+    on conflict on constraint notice_pkey do nothing;
     return true;
 end
 $function$;
