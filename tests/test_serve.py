@@ -506,7 +506,7 @@ def test_neither_a_scrape_nor_the_page_reads_more_at_a_longer_history(db: Databa
         run_job(db, job)
     sections = {f"scrape {name}": one for name, one in SCRAPE.sections.items()}
     sections |= {f"page {name}": one for name, one in LOOK.sections.items()}
-    db.rows(HISTORY, (1000,))
+    db.rows(HISTORY, (5000,))
     db.rows("vacuum analyze expiration.run, expiration.batch")
     few = {name: blocks_read(db, one) for name, one in sections.items()}
     db.rows(HISTORY, (60_000,))

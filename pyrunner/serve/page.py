@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 import pyrunner
-from pyrunner.output import ago, count, moment, span
+from pyrunner.output import count, moment, span
 from pyrunner.serve.state import Finding, State, size
 from pyrunner.times import FIRST, LAST, format_instant
 
@@ -148,6 +148,13 @@ def _time(instant: datetime | None) -> Markup:
     return Markup('<time datetime="{}">{}</time>').format(machine, moment(instant))
 
 
+def _since(instant: datetime | None, now: datetime) -> Markup:
+    """A moment with its distance from now."""
+    if instant is None or instant in (FIRST, LAST):
+        return _time(instant)
+    return Markup("{}, {} ago").format(_time(instant), span(now - instant))
+
+
 @cache
 def _templates() -> Environment:
     environment = Environment(
@@ -159,11 +166,11 @@ def _templates() -> Environment:
     )
     environment.globals["bars"] = _bars
     environment.filters |= {
-        "ago": ago,
         "at": _time,
         "count": count,
         "number": lambda value: f"{value:,}",
         "seconds": _seconds,
+        "since": _since,
         "size": size,
         "span": span,
     }

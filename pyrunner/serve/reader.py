@@ -19,7 +19,7 @@ import psycopg
 from psycopg.rows import DictRow
 from psycopg.sql import SQL
 
-from pyrunner.database import Connection, connect, explain, is_lost, query, rows, target_of
+from pyrunner.database import Connection, connect, explain, is_lost, is_pooled, query, rows, target_of
 from pyrunner.errors import CannotConnectError, PyrunnerError, from_database
 from pyrunner.migrations import require_installation
 
@@ -158,6 +158,9 @@ class Reader:
         connection = self._connection or self._connect()
         try:
             with connection.transaction():
+                if is_new:
+                    # planning is most of a scrape; a pooler in transaction mode keeps no prepared statements
+                    connection.prepare_threshold = None if is_pooled(connection) else 0
                 rows(connection, query("serve/settings"))
                 self._check_installation(connection)
                 for name, statement in questions.sections.items():
