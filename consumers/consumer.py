@@ -19,7 +19,9 @@ import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from consumers.contracts import Message
-from consumers.effects import Backoff, Done, Effects, Outcome, Service
+from consumers.effects import Done, Effects, Outcome, Service
+from consumers.tracing import tracing_of
+from pyrunner.backoff import Backoff
 from pyrunner.errors import PyrunnerError, UsageError
 from pyrunner.logs import Log
 
@@ -133,6 +135,7 @@ class Consumer:
             self._kafka = confluent_kafka.Consumer(settings, logger=_client_log(log))
         except KafkaException as error:
             raise UsageError(f"Kafka's client refuses its settings: {error.args[0].str()}.") from None
+        self._tracing = tracing_of(service, self._group, log)
         self._assigned: set[Place] = set()
         self._assigned_at: float | None = None
         self._paused: set[Place] = set()
@@ -189,7 +192,7 @@ class Consumer:
                 self._pending.append(message)
 
     def _process(self) -> None:
-        began = time.monotonic()
+        began, began_at = time.monotonic(), time.time_ns()
         try:
             done = self._effects.apply(self._pending)
         except PyrunnerError as error:
@@ -198,6 +201,7 @@ class Consumer:
             delay = self._backoff.after("batch not possible", error, messages=len(self._pending))
             self._not_before = time.monotonic() + delay
             return
+        ended_at = time.time_ns()
         # in the order in which they came
         reached = {message.place: message.offset + 1 for message in self._pending}
         self._reached |= reached
@@ -211,6 +215,7 @@ class Consumer:
             self._tell(one)
         elapsed = round((time.monotonic() - began) * 1000, 1)
         self._log.debug("batch consumed", **{str(key): n for key, n in outcomes.items()}, elapsedMs=elapsed)
+        self._tracing.handled(done, began_at, ended_at)
         if outcomes[Outcome.DONE]:
             self._on_effect()
 
@@ -219,13 +224,11 @@ class Consumer:
         where = {"topic": message.topic, "partition": message.partition, "offset": message.offset}
         if event is not None:
             name = self._service.done if done.outcome is Outcome.DONE else "event seen before"
-            ids = {"eventId": str(event.id), "correlationId": event.correlation_id}
-            self._log.debug(name, **ids, payload=event.payload, **where)
+            self._log.debug(name, **_ids(message), **event.ids, **where)
         elif done.outcome is Outcome.PARKED:
-            event_id = None if message.event_id is None else str(message.event_id)
-            self._log.warning("message parked", reason=done.reason, eventId=event_id, **where)
+            self._log.warning("message parked", **_ids(message), reason=_place_of(done.reason), **where)
         else:
-            self._log.debug("message parked before", reason=done.reason, **where)
+            self._log.debug("message parked before", **_ids(message), reason=_place_of(done.reason), **where)
 
     def _is_caught_up(self) -> bool:
         if not self._once or self._pending or self._assigned_at is None:
@@ -332,7 +335,18 @@ class Consumer:
         if farewell.is_alive():
             self._log.warning("group not left", error="Kafka does not answer")
         self._effects.close()
+        self._tracing.close()
         self._log.info("consumer stopped", **{str(outcome): self.counts[outcome] for outcome in Outcome})
+
+
+def _ids(message: Message) -> dict[str, str | None]:
+    ids = {"eventId": message.event_id, "correlationId": message.correlation_id}
+    return {name: None if one is None else str(one) for name, one in ids.items()}
+
+
+def _place_of(reason: str | None) -> str | None:
+    """What a reason begins with: the rest may repeat what the message says, and is kept beside it."""
+    return reason and reason.partition(": ")[0]
 
 
 def _places(partitions: Iterable[TopicPartition]) -> set[Place]:

@@ -64,7 +64,15 @@ class Message:
     @property
     def event_id(self) -> UUID | None:
         """The event's id, where the headers have a valid one."""
-        given = self.headers.get("id")
+        return self._id("id")
+
+    @property
+    def correlation_id(self) -> UUID | None:
+        """The run that caused the event, where the headers have a valid one."""
+        return self._id("correlation_id")
+
+    def _id(self, name: str) -> UUID | None:
+        given = self.headers.get(name)
         try:
             return UUID(given) if isinstance(given, str) else None
         except ValueError:
@@ -77,7 +85,7 @@ class Event:
 
     Attributes:
         payload: by the names of the contract.
-        correlation_id: the run that caused it, where the headers tell.
+        ids: of the payload, what the contract calls an id, for the log.
     """
 
     id: UUID
@@ -85,7 +93,7 @@ class Event:
     version: str
     topic: str
     payload: Mapping[str, Any]
-    correlation_id: str | None
+    ids: Mapping[str, str | None]
 
     @property
     def kind(self) -> tuple[str, str]:
@@ -116,6 +124,8 @@ class Contract:
         self.version: Final = str(schema["x-contract-version"])
         self.topic: Final = str(schema["x-topic"])
         self.required: Final = frozenset(schema["required"])
+        properties = schema["properties"].items()
+        self.ids: Final = tuple(name for name, rule in properties if rule.get("format") == "uuid")
         self._validator = _validator(schema)
 
     def check(self, payload: object) -> None:
@@ -177,16 +187,10 @@ class Contracts:
             raise MisunderstoodError("payload: no JSON that can be read: too deep") from None
         except ValueError as error:
             raise MisunderstoodError(_short(f"payload: no JSON: {error}")) from None
-        self.by_event[event_type, version].check(payload)
-        correlation_id = message.headers.get("correlation_id")
-        return Event(
-            UUID(event_id),
-            event_type,
-            version,
-            message.topic,
-            payload,
-            correlation_id if isinstance(correlation_id, str) else None,
-        )
+        contract = self.by_event[event_type, version]
+        contract.check(payload)
+        ids = {name: payload.get(name) for name in contract.ids}
+        return Event(UUID(event_id), event_type, version, message.topic, payload, ids)
 
 
 def _own_folder() -> Path:

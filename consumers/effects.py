@@ -5,12 +5,11 @@ none. A message that cannot be understood, or whose own values the database refu
 reason, and those behind it go on. Anything else is the system's fault, parks nothing and undoes the batch.
 """
 
-import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, LiteralString, TypeVar
+from typing import Final, LiteralString, TypeVar
 
 import psycopg
 from psycopg.rows import TupleRow
@@ -18,10 +17,9 @@ from psycopg.types.json import Jsonb
 
 from consumers.contracts import Contracts, Event, Message, MisunderstoodError
 from pyrunner.database import Connection, connect, explain, quoted
-from pyrunner.errors import CannotConnectError, MissingPrivilegeError, PyrunnerError, one_line
-from pyrunner.logs import Log
+from pyrunner.errors import MissingPrivilegeError, PyrunnerError, one_line
 
-__all__ = ["Backoff", "Database", "Done", "Effects", "Handler", "Outcome", "Service"]
+__all__ = ["Database", "Done", "Effects", "Handler", "Outcome", "Service"]
 
 T = TypeVar("T")
 
@@ -98,45 +96,6 @@ class Service:
     def topics(self) -> list[str]:
         """Where the events that it knows are published."""
         return sorted({self.contracts.by_event[handler.kind].topic for handler in self.handlers})
-
-
-class Backoff:
-    """How long to wait before the next try: 1 s, 2 s, 4 s ... and a little less by chance.
-
-    Args:
-        longest: seconds; it waits no longer.
-        log: where a failure and its end are told.
-    """
-
-    def __init__(self, longest: float, log: Log) -> None:
-        self._longest = longest
-        self._log = log
-        self._failures = 0
-
-    def after(self, event: str, error: PyrunnerError, **fields: Any) -> float:
-        """Tells of a failure; the seconds to wait."""
-        delay = self.next()
-        self._log.error(
-            "database unreachable" if isinstance(error, CannotConnectError) else event,
-            error=error.message,
-            **({"hint": error.hint} if error.hint else {}),
-            **({"sqlstate": error.sqlstate} if error.sqlstate else {}),
-            **fields,
-            retryInSeconds=round(delay, 1),
-        )
-        return delay
-
-    def next(self) -> float:
-        """Counts a failure; the seconds to wait."""
-        delay = min(self._longest, 2.0 ** min(self._failures, 16))
-        self._failures += 1
-        return delay * random.uniform(0.75, 1.0)  # noqa: S311
-
-    def reset(self, event: str | None = None) -> None:
-        """Forgets failures; tells of their end, if an event is named for that."""
-        if self._failures and event:
-            self._log.info(event)
-        self._failures = 0
 
 
 class Database:

@@ -30,7 +30,8 @@ from consumers.command import (
     stopping,
 )
 from consumers.consumer import Consumer, Stop
-from consumers.effects import Backoff, Database, Handler, Service
+from consumers.effects import Database, Handler, Service
+from pyrunner.backoff import Backoff
 from pyrunner.database import Connection, rows
 from pyrunner.errors import PyrunnerError, UsageError
 from pyrunner.logs import Log

@@ -76,7 +76,7 @@ def emit(log: Log, event: Mapping[str, Any], database: str) -> None:
 
     Args:
         log: where to.
-        event: with at, level, event, job, driver, fields.
+        event: with at, level, event, job, driver, run_id, fields.
         database: the name of the database that it comes from.
     """
     getattr(log, event["level"])(
@@ -85,6 +85,7 @@ def emit(log: Log, event: Mapping[str, Any], database: str) -> None:
         job=event["job"],
         driver=event["driver"],
         database=database,
+        correlationId=str(event["run_id"]),
         **event["fields"],
     )
 

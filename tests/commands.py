@@ -18,7 +18,7 @@ import pytest
 from tests.servers import Database, wait_until
 
 PROGRAM = (sys.executable, "-m", "pyrunner")
-OURS = ("PYRUNNER_", "PG", "CRM__", "BOOKINGEXPIRATIONOPTIONS__")
+OURS = ("PYRUNNER_", "PG", "CRM__", "BOOKINGEXPIRATIONOPTIONS__", "OTEL_")
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:

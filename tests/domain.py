@@ -207,6 +207,17 @@ def run_job(where: Where, job: str, as_of: datetime | None = None) -> dict[str, 
     return last_run(where, job)
 
 
+def replay_everything(where: Where) -> None:
+    """All events once more, in what passes by the clock for the transactions that appended them."""
+    run(
+        where,
+        "insert into outbox.event (created_at, id, aggregate_type, aggregate_id, tenant_id, event_type,"
+        " topic, payload, correlation_id, traceparent, replay_id)"
+        " select created_at, id, aggregate_type, aggregate_id, tenant_id, event_type, topic,"
+        " payload, correlation_id, traceparent, gen_random_uuid() from outbox.event",
+    )
+
+
 def last_run(where: Where, job: str) -> dict[str, Any]:
     """The newest run of a job."""
     connection = where.observer if isinstance(where, Database) else where

@@ -1,6 +1,7 @@
 """Log lines: the documents' events and fields, the same for every driver."""
 
 import json
+import re
 import signal
 import subprocess
 from datetime import timedelta
@@ -10,11 +11,23 @@ import pytest
 
 from pyrunner.logs import levels_from
 from tests.commands import PROGRAM, environment, on_terminal, pyrunner, started
-from tests.domain import BOOKINGS, LEADS, add_bookings, add_leads, add_poison, run, run_job, set_job
-from tests.servers import Database
+from tests.domain import (
+    BOOKINGS,
+    LEADS,
+    add_bookings,
+    add_leads,
+    add_poison,
+    replay_everything,
+    run,
+    run_batch,
+    run_job,
+    set_job,
+    start_run,
+)
+from tests.servers import Database, Server
 
 # what every line has, before the event's own fields
-HEAD = ["timestamp", "level", "event", "job", "driver", "database"]
+HEAD = ["timestamp", "level", "event", "job", "driver", "database", "correlationId"]
 DOCUMENTED = {
     LEADS: {
         "job.started": {"jobRunId", "Now"},
@@ -84,6 +97,78 @@ def test_a_run_by_call_logs_as_one_of_ours_does(db: Database, job: str) -> None:
     lines = logs(db, "--run", str(theirs["id"]))
     assert {line["driver"] for line in lines} == {"psql"}
     assert shape(lines) == shape(ours.lines)
+
+
+ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def without_ids_and_times(lines: list[dict[str, Any]]) -> list[str]:
+    """The lines, in any order, without what differs from run to run."""
+
+    def plain(name: str, value: Any) -> Any:
+        if name in ("timestamp", "Now", "AsOf", "elapsedMs", "DurationMs"):
+            assert value
+            return name
+        if name == "driver":
+            assert value in ("pyrunner", "psql")
+            return name
+        return ID.sub("ID", value) if isinstance(value, str) else value
+
+    return sorted(json.dumps({name: plain(name, line[name]) for name in line}) for line in lines)
+
+
+@pytest.mark.requirement("L15", "B12", "X2")
+@pytest.mark.parametrize("job", [LEADS, BOOKINGS])
+def test_the_same_work_by_call_and_by_us_is_the_same_lines_but_for_ids_and_times(
+    server: Server, job: str
+) -> None:
+    with server.database() as one, server.database() as other:
+        for db in (one, other):
+            fill(db)
+            set_job(db, job, batch_size=2, max_batches_per_cycle=3)
+        ours = pyrunner("run", job, "--log-level", "debug", dsn=one.role_dsn("crm_runner")).lines
+        with other.connect("crm_runner") as connection:
+            run_id = str(run_job(connection, job)["id"])
+        theirs = logs(other, "--run", run_id, "--level", "debug")
+        for lines, db in ((ours, one), (theirs, other)):
+            assert {line.pop("database") for line in lines} == {db.name}
+            # whatever a run says can be found by its id
+            assert len({line["correlationId"] for line in lines}) == 1
+        assert {line["correlationId"] for line in theirs} == {run_id}
+        assert {line["event"] for line in ours} == set(DOCUMENTED[job])
+        assert without_ids_and_times(theirs) == without_ids_and_times(ours)
+
+
+@pytest.mark.requirement("L15", "B12")
+def test_lines_hold_ids_counts_and_messages_and_nothing_else_of_the_items(db: Database) -> None:
+    fill(db)
+    for job in (LEADS, BOOKINGS):
+        run_job(db, job)
+    known = {
+        "batch", "step", "failed", "skippedLocked", "status", "reason", "elapsedMs", "sqlstate", "phase",
+        "expired", "runId",
+    }.union(HEAD, *(fields for job in DOCUMENTED.values() for fields in job.values()))  # fmt: skip
+    for line in logs(db, "--level", "debug"):
+        assert line.keys() <= known
+
+
+@pytest.mark.requirement("L15")
+def test_a_batch_that_came_late_and_a_replay_change_nothing_about_who_expired_when(db: Database) -> None:
+    """Behind a pooler a run is closed that gives no sign of life, and its driver may yet commit a batch."""
+    leads = add_leads(db, 3)
+    late = db.connect("crm_runner", autocommit=False)
+    run_id = start_run(late, LEADS, pooled=True, batch_size=2)["id"]
+    late.commit()
+    run_batch(late, run_id)
+    run(db, "update expiration.run set started_at = started_at - interval '1 day'")
+    run(db, "select from expiration.reap_runs()")
+    late.commit()
+    replay_everything(db)
+    items = [
+        line for line in logs(db, "--level", "debug", "--since", "2 d") if line["event"] == "lead.expired"
+    ]
+    assert [line["LeadId"] for line in items] == [str(one) for one in sorted(leads[:2], key=str)]
+    assert {line["correlationId"] for line in items} == {str(run_id)}
 
 
 @pytest.mark.requirement("L15")

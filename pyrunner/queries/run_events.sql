@@ -5,6 +5,7 @@ select
     e.event,
     e.job,
     e.driver,
+    e.run_id,
     e.ordinal,
     e.fields
 from expiration.log_event as e

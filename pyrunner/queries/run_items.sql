@@ -5,6 +5,7 @@ select
     i.event,
     r.job,
     r.driver,
+    r.id as run_id,
     i.fields
 from expiration.run as r
 cross join lateral expiration.log_item(r.id) as i
