@@ -64,6 +64,17 @@ CREATE TYPE expiration.claim AS (
 );
 ALTER TYPE expiration.claim OWNER TO crm_owner;
 COMMENT ON TYPE expiration.claim IS 'Items locked for a batch, in deadline order: their deadlines, where the locked rows lie (ctid), the states of bookings; and whether the batch is full, so that more may be due behind it.';
+CREATE FUNCTION chessboard.dismiss_parked(id bigint) RETURNS boolean
+    LANGUAGE plpgsql STRICT SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    delete from chessboard.parked as p where p.id = dismiss_parked.id;
+    return found;
+end
+$$;
+ALTER FUNCTION chessboard.dismiss_parked(id bigint) OWNER TO crm_owner;
+COMMENT ON FUNCTION chessboard.dismiss_parked(id bigint) IS 'Takes a message off the list of those put aside, once somebody has seen to it: its cause is mended and the event was replayed, or it needs none. Returns whether it was there. Coming again, it is put aside again.';
 CREATE FUNCTION chessboard.free_property(event_id uuid, booking_id uuid, property_object_id uuid, tenant_id uuid, phase text, expired_at timestamp with time zone, topic text DEFAULT 'pin.crm.booking-expired.v1'::text) RETURNS boolean
     LANGUAGE plpgsql STRICT SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -903,6 +914,178 @@ end
 $$;
 ALTER FUNCTION expiration.batch_failed(run_id uuid, sqlstate text, error text) OWNER TO crm_owner;
 COMMENT ON FUNCTION expiration.batch_failed(run_id uuid, sqlstate text, error text) IS 'What to do after a batch that raised and was rolled back: retry after delay (deadlock, lock timeout, serialization failure; at most job.max_transient_retries times a run), or not: then the run has been ended as failed.';
+CREATE FUNCTION outbox.traceparent(run_id uuid, batch_number integer) RETURNS text
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    RETURN (((('00-'::text || replace((run_id)::text, '-'::text, ''::text)) || '-'::text) || substr(md5((((run_id)::text || ':'::text) || (batch_number)::text)), 1, 16)) || '-01'::text);
+ALTER FUNCTION outbox.traceparent(run_id uuid, batch_number integer) OWNER TO crm_owner;
+COMMENT ON FUNCTION outbox.traceparent(run_id uuid, batch_number integer) IS 'W3C trace context of a batch: trace id = run id, parent span id derived from run and batch number, sampled.';
+CREATE TABLE expiration.batch (
+    run_id uuid NOT NULL,
+    number integer NOT NULL,
+    phase text NOT NULL,
+    step text NOT NULL,
+    started_at timestamp with time zone NOT NULL,
+    finished_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    claimed integer NOT NULL,
+    expired integer NOT NULL,
+    failed integer NOT NULL,
+    skipped_locked integer NOT NULL,
+    drained boolean NOT NULL,
+    capped boolean DEFAULT false NOT NULL,
+    oldest_deadline timestamp with time zone,
+    last_deadline timestamp with time zone,
+    last_id uuid,
+    phase_expired bigint NOT NULL,
+    retry_failures integer DEFAULT 0 NOT NULL,
+    failures jsonb,
+    lateness integer[],
+    lateness_seconds double precision,
+    tallied boolean DEFAULT false NOT NULL,
+    transaction_start timestamp with time zone DEFAULT now(),
+    CONSTRAINT batch_step_is_known CHECK ((step = ANY (ARRAY['claim'::text, 'retry'::text])))
+);
+ALTER TABLE expiration.batch OWNER TO crm_owner;
+COMMENT ON TABLE expiration.batch IS 'One row a batch, appended in the batch''s own transaction; nobody ever updates it.';
+COMMENT ON COLUMN expiration.batch.run_id IS 'The run.';
+COMMENT ON COLUMN expiration.batch.number IS 'From 1.';
+COMMENT ON COLUMN expiration.batch.phase IS 'Lead, Reserve or Booking.';
+COMMENT ON COLUMN expiration.batch.step IS 'claim (due items in deadline order) or retry (items that failed before).';
+COMMENT ON COLUMN expiration.batch.started_at IS 'When it started, by the clock.';
+COMMENT ON COLUMN expiration.batch.finished_at IS 'When its work was done, just before COMMIT.';
+COMMENT ON COLUMN expiration.batch.claimed IS 'Items claimed.';
+COMMENT ON COLUMN expiration.batch.expired IS 'Items expired, each with one event.';
+COMMENT ON COLUMN expiration.batch.failed IS 'Items that failed alone.';
+COMMENT ON COLUMN expiration.batch.skipped_locked IS 'Due items in the batch''s range that another transaction held.';
+COMMENT ON COLUMN expiration.batch.drained IS 'Nothing of this step is left behind it.';
+COMMENT ON COLUMN expiration.batch.capped IS 'The cycle''s cap was reached here while due items were left.';
+COMMENT ON COLUMN expiration.batch.oldest_deadline IS 'Oldest deadline claimed.';
+COMMENT ON COLUMN expiration.batch.last_deadline IS 'Cursor: deadline of the last item claimed.';
+COMMENT ON COLUMN expiration.batch.last_id IS 'Cursor: id of the last item claimed.';
+COMMENT ON COLUMN expiration.batch.phase_expired IS 'Items expired so far in this run and phase.';
+COMMENT ON COLUMN expiration.batch.retry_failures IS 'Retried items that failed again so far in this run and phase.';
+COMMENT ON COLUMN expiration.batch.failures IS 'The failed items: array of {id, sqlstate, message}.';
+COMMENT ON COLUMN expiration.batch.lateness IS 'Items expired, by bucket of lateness (as_of - deadline): see expiration.lateness_bounds; null when none expired.';
+COMMENT ON COLUMN expiration.batch.lateness_seconds IS 'Lateness of the items expired, summed; infinite deadlines left out.';
+COMMENT ON COLUMN expiration.batch.tallied IS 'Its counts are in expiration.batch_tally.';
+COMMENT ON COLUMN expiration.batch.transaction_start IS 'Start of its transaction: outbox.event.created_at of its events. Null in batches from before 0.3.0.';
+CREATE TABLE outbox.event (
+    seq bigint NOT NULL,
+    id uuid DEFAULT gen_random_uuid() NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    aggregate_type text NOT NULL,
+    aggregate_id uuid NOT NULL,
+    tenant_id uuid NOT NULL,
+    event_type text NOT NULL,
+    contract_version integer DEFAULT 1 NOT NULL,
+    topic text NOT NULL,
+    payload jsonb NOT NULL,
+    correlation_id uuid,
+    traceparent text,
+    occurred_at timestamp with time zone DEFAULT now() NOT NULL,
+    lsn pg_lsn DEFAULT pg_current_wal_insert_lsn() NOT NULL,
+    replay_id uuid,
+    CONSTRAINT event_contract_version_is_positive CHECK ((contract_version >= 1)),
+    CONSTRAINT event_is_routable CHECK (((topic <> ''::text) AND (event_type <> ''::text) AND (aggregate_type <> ''::text))),
+    CONSTRAINT event_payload_is_object CHECK ((jsonb_typeof(payload) = 'object'::text))
+)
+PARTITION BY RANGE (created_at);
+ALTER TABLE outbox.event OWNER TO crm_owner;
+COMMENT ON TABLE outbox.event IS 'Integration events, one row each, read from the log by Debezium. Append only: UPDATE is refused, partitions go whole.';
+COMMENT ON COLUMN outbox.event.seq IS 'Order of insertion; gaps are normal, and it is not the order of commit.';
+COMMENT ON COLUMN outbox.event.id IS 'Event id: what consumers tell repeats by. A replay appends the same id again.';
+COMMENT ON COLUMN outbox.event.created_at IS 'Start of the transaction that appended it; chooses the partition.';
+COMMENT ON COLUMN outbox.event.aggregate_type IS 'Lead or Booking.';
+COMMENT ON COLUMN outbox.event.aggregate_id IS 'The lead or booking; the key in Kafka.';
+COMMENT ON COLUMN outbox.event.tenant_id IS 'The tenant of the aggregate.';
+COMMENT ON COLUMN outbox.event.event_type IS 'Name of the event, such as LeadExpiredEvent.';
+COMMENT ON COLUMN outbox.event.contract_version IS 'Version of the payload''s contract.';
+COMMENT ON COLUMN outbox.event.topic IS 'Kafka topic.';
+COMMENT ON COLUMN outbox.event.payload IS 'The event as JSON: camelCase names, times in UTC by ISO 8601, no personal data.';
+COMMENT ON COLUMN outbox.event.correlation_id IS 'The run that caused it.';
+COMMENT ON COLUMN outbox.event.traceparent IS 'W3C trace context: the trace is the run, the parent span its batch.';
+COMMENT ON COLUMN outbox.event.occurred_at IS 'When it happened in the domain: the cut-off of the cycle.';
+COMMENT ON COLUMN outbox.event.lsn IS 'Position in the log at insertion: beyond a slot''s confirmed_flush_lsn it is not published yet.';
+COMMENT ON COLUMN outbox.event.replay_id IS 'The replay that appended the event once more; null at its first publication.';
+CREATE FUNCTION expiration.batch_item(run_id uuid, batch_number integer, max_items integer DEFAULT 2147483647) RETURNS TABLE(item_id uuid, tenant_id uuid, deal_id uuid, sqlstate text)
+    LANGUAGE sql STABLE STRICT SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    BEGIN ATOMIC
+ WITH batch AS (
+          SELECT b.run_id,
+             b.number,
+             b.phase,
+             b.step,
+             b.started_at,
+             b.finished_at,
+             b.claimed,
+             b.expired,
+             b.failed,
+             b.skipped_locked,
+             b.drained,
+             b.capped,
+             b.oldest_deadline,
+             b.last_deadline,
+             b.last_id,
+             b.phase_expired,
+             b.retry_failures,
+             b.failures,
+             b.lateness,
+             b.lateness_seconds,
+             b.tallied,
+             b.transaction_start
+            FROM expiration.batch b
+           WHERE ((b.run_id = batch_item.run_id) AND (b.number = batch_item.batch_number))
+         ), failed AS (
+          SELECT f.id AS item_id,
+             COALESCE(l.tenant_id, k.tenant_id) AS tenant_id,
+             k.deal_id,
+             f.sqlstate,
+             0 AS part,
+             f.place
+            FROM (((batch b
+              CROSS JOIN LATERAL ROWS FROM(jsonb_to_recordset(b.failures) AS (id uuid, sqlstate text)) WITH ORDINALITY f(id, sqlstate, place))
+              LEFT JOIN crm.leads l ON (((b.phase = 'Lead'::text) AND (f.id = l.id))))
+              LEFT JOIN crm.bookings k ON (((b.phase <> 'Lead'::text) AND (f.id = k.id))))
+           ORDER BY f.place
+          LIMIT batch_item.max_items
+         ), expired AS (
+          SELECT e.aggregate_id,
+             e.tenant_id,
+             ((e.payload ->> 'dealId'::text))::uuid AS uuid,
+             NULL::text AS text,
+             1 AS "?column?",
+             e.seq
+            FROM (batch b
+              JOIN outbox.event e ON ((((e.created_at >= COALESCE(b.transaction_start, (b.started_at - '00:01:00'::interval))) AND (e.created_at <= COALESCE(b.transaction_start, b.finished_at))) AND (e.traceparent = outbox.traceparent(b.run_id, b.number)) AND (e.replay_id IS NULL))))
+           ORDER BY e.seq
+          LIMIT batch_item.max_items
+         )
+  SELECT i.item_id,
+     i.tenant_id,
+     i.deal_id,
+     i.sqlstate
+    FROM ( SELECT failed.item_id,
+             failed.tenant_id,
+             failed.deal_id,
+             failed.sqlstate,
+             failed.part,
+             failed.place
+            FROM failed
+         UNION ALL
+          SELECT expired.aggregate_id,
+             expired.tenant_id,
+             expired.uuid,
+             expired.text,
+             expired."?column?",
+             expired.seq
+            FROM expired) i
+   ORDER BY i.part, i.place
+  LIMIT batch_item.max_items;
+END;
+ALTER FUNCTION expiration.batch_item(run_id uuid, batch_number integer, max_items integer) OWNER TO crm_owner;
+COMMENT ON FUNCTION expiration.batch_item(run_id uuid, batch_number integer, max_items integer) IS 'The items of a batch, at most max_items: first those that failed alone (sqlstate), then those that expired, in their order. Expired ones are read from the outbox as long as it keeps them; deal_id is a booking''s.';
 CREATE FUNCTION expiration.check_batch(function_name text, as_of timestamp with time zone, batch_size integer, batch_number integer, after_deadline timestamp with time zone, after_id uuid) RETURNS void
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1798,53 +1981,6 @@ end
 $$;
 ALTER FUNCTION expiration.has_due(job text, phase text, as_of timestamp with time zone, after_deadline timestamp with time zone, after_id uuid) OWNER TO crm_owner;
 COMMENT ON FUNCTION expiration.has_due(job text, phase text, as_of timestamp with time zone, after_deadline timestamp with time zone, after_id uuid) IS 'Whether anything is due beyond the cursor, failed items apart.';
-CREATE TABLE expiration.batch (
-    run_id uuid NOT NULL,
-    number integer NOT NULL,
-    phase text NOT NULL,
-    step text NOT NULL,
-    started_at timestamp with time zone NOT NULL,
-    finished_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    claimed integer NOT NULL,
-    expired integer NOT NULL,
-    failed integer NOT NULL,
-    skipped_locked integer NOT NULL,
-    drained boolean NOT NULL,
-    capped boolean DEFAULT false NOT NULL,
-    oldest_deadline timestamp with time zone,
-    last_deadline timestamp with time zone,
-    last_id uuid,
-    phase_expired bigint NOT NULL,
-    retry_failures integer DEFAULT 0 NOT NULL,
-    failures jsonb,
-    lateness integer[],
-    lateness_seconds double precision,
-    tallied boolean DEFAULT false NOT NULL,
-    CONSTRAINT batch_step_is_known CHECK ((step = ANY (ARRAY['claim'::text, 'retry'::text])))
-);
-ALTER TABLE expiration.batch OWNER TO crm_owner;
-COMMENT ON TABLE expiration.batch IS 'One row a batch, appended in the batch''s own transaction; nobody ever updates it.';
-COMMENT ON COLUMN expiration.batch.run_id IS 'The run.';
-COMMENT ON COLUMN expiration.batch.number IS 'From 1.';
-COMMENT ON COLUMN expiration.batch.phase IS 'Lead, Reserve or Booking.';
-COMMENT ON COLUMN expiration.batch.step IS 'claim (due items in deadline order) or retry (items that failed before).';
-COMMENT ON COLUMN expiration.batch.started_at IS 'When it started, by the clock.';
-COMMENT ON COLUMN expiration.batch.finished_at IS 'When its work was done, just before COMMIT.';
-COMMENT ON COLUMN expiration.batch.claimed IS 'Items claimed.';
-COMMENT ON COLUMN expiration.batch.expired IS 'Items expired, each with one event.';
-COMMENT ON COLUMN expiration.batch.failed IS 'Items that failed alone.';
-COMMENT ON COLUMN expiration.batch.skipped_locked IS 'Due items in the batch''s range that another transaction held.';
-COMMENT ON COLUMN expiration.batch.drained IS 'Nothing of this step is left behind it.';
-COMMENT ON COLUMN expiration.batch.capped IS 'The cycle''s cap was reached here while due items were left.';
-COMMENT ON COLUMN expiration.batch.oldest_deadline IS 'Oldest deadline claimed.';
-COMMENT ON COLUMN expiration.batch.last_deadline IS 'Cursor: deadline of the last item claimed.';
-COMMENT ON COLUMN expiration.batch.last_id IS 'Cursor: id of the last item claimed.';
-COMMENT ON COLUMN expiration.batch.phase_expired IS 'Items expired so far in this run and phase.';
-COMMENT ON COLUMN expiration.batch.retry_failures IS 'Retried items that failed again so far in this run and phase.';
-COMMENT ON COLUMN expiration.batch.failures IS 'The failed items: array of {id, sqlstate, message}.';
-COMMENT ON COLUMN expiration.batch.lateness IS 'Items expired, by bucket of lateness (as_of - deadline): see expiration.lateness_bounds; null when none expired.';
-COMMENT ON COLUMN expiration.batch.lateness_seconds IS 'Lateness of the items expired, summed; infinite deadlines left out.';
-COMMENT ON COLUMN expiration.batch.tallied IS 'Its counts are in expiration.batch_tally.';
 CREATE FUNCTION expiration.last_sign_of_life(run_id uuid) RETURNS timestamp with time zone
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1926,61 +2062,23 @@ CREATE FUNCTION expiration.loadable_objects() RETURNS TABLE(class oid, object oi
 $$;
 ALTER FUNCTION expiration.loadable_objects() OWNER TO crm_owner;
 COMMENT ON FUNCTION expiration.loadable_objects() IS 'Functions, procedures, views and triggers in our schemas, whoever made them. stamp changes whenever the object is replaced.';
-CREATE TABLE outbox.event (
-    seq bigint NOT NULL,
-    id uuid DEFAULT gen_random_uuid() NOT NULL,
-    created_at timestamp with time zone DEFAULT now() NOT NULL,
-    aggregate_type text NOT NULL,
-    aggregate_id uuid NOT NULL,
-    tenant_id uuid NOT NULL,
-    event_type text NOT NULL,
-    contract_version integer DEFAULT 1 NOT NULL,
-    topic text NOT NULL,
-    payload jsonb NOT NULL,
-    correlation_id uuid,
-    traceparent text,
-    occurred_at timestamp with time zone DEFAULT now() NOT NULL,
-    lsn pg_lsn DEFAULT pg_current_wal_insert_lsn() NOT NULL,
-    replay_id uuid,
-    CONSTRAINT event_contract_version_is_positive CHECK ((contract_version >= 1)),
-    CONSTRAINT event_is_routable CHECK (((topic <> ''::text) AND (event_type <> ''::text) AND (aggregate_type <> ''::text))),
-    CONSTRAINT event_payload_is_object CHECK ((jsonb_typeof(payload) = 'object'::text))
-)
-PARTITION BY RANGE (created_at);
-ALTER TABLE outbox.event OWNER TO crm_owner;
-COMMENT ON TABLE outbox.event IS 'Integration events, one row each, read from the log by Debezium. Append only: UPDATE is refused, partitions go whole.';
-COMMENT ON COLUMN outbox.event.seq IS 'Order of insertion; gaps are normal, and it is not the order of commit.';
-COMMENT ON COLUMN outbox.event.id IS 'Event id: what consumers tell repeats by. A replay appends the same id again.';
-COMMENT ON COLUMN outbox.event.created_at IS 'Start of the transaction that appended it; chooses the partition.';
-COMMENT ON COLUMN outbox.event.aggregate_type IS 'Lead or Booking.';
-COMMENT ON COLUMN outbox.event.aggregate_id IS 'The lead or booking; the key in Kafka.';
-COMMENT ON COLUMN outbox.event.tenant_id IS 'The tenant of the aggregate.';
-COMMENT ON COLUMN outbox.event.event_type IS 'Name of the event, such as LeadExpiredEvent.';
-COMMENT ON COLUMN outbox.event.contract_version IS 'Version of the payload''s contract.';
-COMMENT ON COLUMN outbox.event.topic IS 'Kafka topic.';
-COMMENT ON COLUMN outbox.event.payload IS 'The event as JSON: camelCase names, times in UTC by ISO 8601, no personal data.';
-COMMENT ON COLUMN outbox.event.correlation_id IS 'The run that caused it.';
-COMMENT ON COLUMN outbox.event.traceparent IS 'W3C trace context: the trace is the run, the parent span its batch.';
-COMMENT ON COLUMN outbox.event.occurred_at IS 'When it happened in the domain: the cut-off of the cycle.';
-COMMENT ON COLUMN outbox.event.lsn IS 'Position in the log at insertion: beyond a slot''s confirmed_flush_lsn it is not published yet.';
-COMMENT ON COLUMN outbox.event.replay_id IS 'The replay that appended the event once more; null at its first publication.';
 CREATE FUNCTION expiration.log_item(run_id uuid) RETURNS TABLE(at timestamp with time zone, event text, fields jsonb)
     LANGUAGE sql STABLE STRICT SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     BEGIN ATOMIC
- SELECT e.created_at,
+ SELECT COALESCE(b.transaction_start, b.started_at) AS "coalesce",
          CASE
-             WHEN (e.aggregate_type = 'Lead'::text) THEN 'lead.expired'::text
+             WHEN (b.phase = 'Lead'::text) THEN 'lead.expired'::text
              ELSE 'booking expired'::text
          END AS "case",
          CASE
-             WHEN (e.aggregate_type = 'Lead'::text) THEN jsonb_build_object('LeadId', e.aggregate_id, 'TenantId', e.tenant_id)
-             ELSE jsonb_build_object('BookingId', e.aggregate_id, 'DealId', (e.payload -> 'dealId'::text), 'Phase', (e.payload -> 'phase'::text), 'TenantId', e.tenant_id)
+             WHEN (b.phase = 'Lead'::text) THEN jsonb_build_object('LeadId', i.item_id, 'TenantId', i.tenant_id)
+             ELSE jsonb_build_object('BookingId', i.item_id, 'DealId', i.deal_id, 'Phase', b.phase, 'TenantId', i.tenant_id)
          END AS jsonb_build_object
-    FROM (expiration.run r
-      JOIN outbox.event e ON (((r.id = e.correlation_id) AND ((e.created_at >= (r.started_at - '00:01:00'::interval)) AND (e.created_at <= COALESCE(r.finished_at, 'infinity'::timestamp with time zone))))))
-   WHERE (r.id = log_item.run_id)
-   ORDER BY e.seq;
+    FROM (expiration.batch b
+      CROSS JOIN LATERAL expiration.batch_item(b.run_id, b.number) WITH ORDINALITY i(item_id, tenant_id, deal_id, sqlstate, place))
+   WHERE ((b.run_id = log_item.run_id) AND (i.sqlstate IS NULL))
+   ORDER BY b.number, i.place;
 END;
 ALTER FUNCTION expiration.log_item(run_id uuid) OWNER TO crm_owner;
 COMMENT ON FUNCTION expiration.log_item(run_id uuid) IS 'The debug events of a run, lead.expired or booking expired, one an item, in order; read from the outbox as long as it keeps them.';
@@ -2570,7 +2668,10 @@ declare
 begin
     commit;
     -- one step that fails does not keep the others from being done; the first failure is raised at the end
-    foreach v_step in array array['make partitions', 'drop partitions', 'reap runs', 'tally runs', 'purge history', 'purge history of pg_cron'] loop
+    foreach v_step in array array[
+        'make partitions', 'drop partitions', 'reap runs', 'tally runs', 'purge history', 'purge inboxes',
+        'purge history of pg_cron'
+    ] loop
         loop
             v_runs := 0;
             v_sqlstate := null;
@@ -2586,6 +2687,8 @@ begin
                     v_runs := expiration.tally_runs();
                 elsif v_step operator(pg_catalog.=) 'purge history' then
                     v_runs := (select p.runs from expiration.purge_history() as p);
+                elsif v_step operator(pg_catalog.=) 'purge inboxes' then
+                    v_runs := outbox.purge_inboxes();
                 else
                     perform expiration.purge_cron_history();
                 end if;
@@ -2947,7 +3050,7 @@ begin
         )
         select
             b.job, b.phase, count(*) filter (where b.claimed > 0), sum(b.expired), sum(b.failed),
-            sum(b.skipped_locked), coalesce(sum(b.lateness_seconds), 0)
+            sum(b.skipped_locked), coalesce(sum(b.lateness_seconds::numeric), 0)
         from batches as b
         group by b.job, b.phase
         on conflict on constraint batch_tally_pkey do update
@@ -2981,12 +3084,15 @@ begin
             retries = t.retries + excluded.retries
     ),
     duration_sums as (
-        insert into expiration.duration_tally as t (job, bucket, runs)
-        select r.job, expiration.duration_bucket(r.finished_at - r.started_at), count(*)
+        insert into expiration.duration_tally as t (job, bucket, runs, seconds)
+        select
+            r.job, expiration.duration_bucket(r.finished_at - r.started_at), count(*),
+            sum(greatest(extract(epoch from r.finished_at - r.started_at), 0))
         from runs as r
         where r.driver <> 'sql' and r.status in ('completed', 'capped', 'stopped', 'failed')
         group by 1, 2
-        on conflict on constraint duration_tally_pkey do update set runs = t.runs + excluded.runs
+        on conflict on constraint duration_tally_pkey do update
+        set runs = t.runs + excluded.runs, seconds = t.seconds + excluded.seconds
     )
     select count(*) into v_runs from runs as r;
     return v_runs;
@@ -2994,6 +3100,17 @@ end
 $$;
 ALTER FUNCTION expiration.tally_runs(max_runs integer) OWNER TO crm_owner;
 COMMENT ON FUNCTION expiration.tally_runs(max_runs integer) IS 'Adds runs that are over, at most max_runs, and their batches to the tallies, all in one statement, so that the totals never move by it. Returns how many. Every start of a run does it, and upkeep; of two at once the second does nothing.';
+CREATE FUNCTION notifications.dismiss_parked(id bigint) RETURNS boolean
+    LANGUAGE plpgsql STRICT SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    delete from notifications.parked as p where p.id = dismiss_parked.id;
+    return found;
+end
+$$;
+ALTER FUNCTION notifications.dismiss_parked(id bigint) OWNER TO crm_owner;
+COMMENT ON FUNCTION notifications.dismiss_parked(id bigint) IS 'Takes a message off the list of those put aside, once somebody has seen to it: its cause is mended and the event was replayed, or it needs none. Returns whether it was there. Coming again, it is put aside again.';
 CREATE FUNCTION notifications.file_notice(event_id uuid, lead_id uuid, tenant_id uuid, agent_user_id uuid, expired_at timestamp with time zone, topic text DEFAULT 'pin.crm.lead-expired.v1'::text) RETURNS boolean
     LANGUAGE plpgsql STRICT SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -3009,7 +3126,8 @@ begin
     values (
         file_notice.event_id, file_notice.tenant_id, file_notice.lead_id, file_notice.agent_user_id,
         file_notice.expired_at
-    );
+    )
+    on conflict on constraint notice_pkey do nothing;
     return true;
 end
 $$;
@@ -3313,6 +3431,41 @@ end
 $$;
 ALTER FUNCTION outbox.preview_replay(event_ids uuid[], aggregate_id uuid, topic text, since timestamp with time zone, until timestamp with time zone) OWNER TO crm_owner;
 COMMENT ON FUNCTION outbox.preview_replay(event_ids uuid[], aggregate_id uuid, topic text, since timestamp with time zone, until timestamp with time zone) IS 'The events that outbox.replay would append once more, each once, in the order in which they were first appended; everything given must hold. Only what the outbox still has: see outbox.settings.retention.';
+CREATE FUNCTION outbox.purge_inboxes(max_ids integer DEFAULT 10000) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+declare
+    v_oldest timestamptz;
+    v_chessboard bigint;
+    v_notifications bigint;
+begin
+    if purge_inboxes.max_ids is null or purge_inboxes.max_ids < 1 then
+        perform expiration.raise_error(
+            'invalid_argument', 'max_ids', 'outbox.purge_inboxes', 'greater than 0',
+            coalesce(purge_inboxes.max_ids::text, 'null')
+        );
+    end if;
+    -- an event that the outbox still has may be replayed
+    select now() - greatest(s.inbox_retention, s.retention + interval '30 days') into v_oldest
+    from outbox.settings as s;
+    delete from chessboard.inbox as i
+    where i.ctid = any(array(
+        select j.ctid from chessboard.inbox as j where j.received_at < v_oldest limit max_ids for update skip locked
+    ));
+    get diagnostics v_chessboard = row_count;
+    delete from notifications.inbox as i
+    where i.ctid = any(array(
+        select j.ctid from notifications.inbox as j where j.received_at < v_oldest limit max_ids for update skip locked
+    ));
+    get diagnostics v_notifications = row_count;
+    return v_chessboard + v_notifications;
+end
+$$;
+ALTER FUNCTION outbox.purge_inboxes(max_ids integer) OWNER TO crm_owner;
+COMMENT ON FUNCTION outbox.purge_inboxes(max_ids integer) IS 'Deletes ids of events that the consumers had longer ago than outbox.settings.inbox_retention, at most max_ids each; returns how many. An event that comes again after that changes nothing more: its booking is released, its notice filed.';
 CREATE FUNCTION outbox.refuse_update() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -3412,11 +3565,6 @@ end
 $$;
 ALTER FUNCTION outbox.replay(reason text, event_ids uuid[], aggregate_id uuid, topic text, since timestamp with time zone, until timestamp with time zone, max_events integer) OWNER TO crm_owner;
 COMMENT ON FUNCTION outbox.replay(reason text, event_ids uuid[], aggregate_id uuid, topic text, since timestamp with time zone, until timestamp with time zone, max_events integer) IS 'Publishes events once more: appends them again with their ids, so that consumers that have had them do nothing, and with replay_id, which Kafka carries as the header replayed. All that outbox.preview_replay shows, or nothing: XP017 beyond max_events. On record in outbox.replay_log.';
-CREATE FUNCTION outbox.traceparent(run_id uuid, batch_number integer) RETURNS text
-    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
-    RETURN (((('00-'::text || replace((run_id)::text, '-'::text, ''::text)) || '-'::text) || substr(md5((((run_id)::text || ':'::text) || (batch_number)::text)), 1, 16)) || '-01'::text);
-ALTER FUNCTION outbox.traceparent(run_id uuid, batch_number integer) OWNER TO crm_owner;
-COMMENT ON FUNCTION outbox.traceparent(run_id uuid, batch_number integer) IS 'W3C trace context of a batch: trace id = run id, parent span id derived from run and batch number, sampled.';
 CREATE FUNCTION outbox.utc(instant timestamp with time zone) RETURNS text
     LANGUAGE sql STABLE STRICT PARALLEL SAFE
     RETURN to_char((instant AT TIME ZONE 'UTC'::text), 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'::text);
@@ -3442,7 +3590,8 @@ CREATE TABLE chessboard.parked (
     headers jsonb NOT NULL,
     value bytea,
     reason text NOT NULL,
-    parked_at timestamp with time zone DEFAULT now() NOT NULL
+    parked_at timestamp with time zone DEFAULT now() NOT NULL,
+    digest text GENERATED ALWAYS AS (md5(COALESCE(value, '\x'::bytea))) STORED NOT NULL
 );
 ALTER TABLE chessboard.parked OWNER TO crm_owner;
 COMMENT ON TABLE chessboard.parked IS 'Messages that could not be understood, put aside so that those behind them go on.';
@@ -3456,6 +3605,7 @@ COMMENT ON COLUMN chessboard.parked.headers IS 'Headers of the message.';
 COMMENT ON COLUMN chessboard.parked.value IS 'The message as it came.';
 COMMENT ON COLUMN chessboard.parked.reason IS 'What was wrong with it.';
 COMMENT ON COLUMN chessboard.parked.parked_at IS 'When it was put aside.';
+COMMENT ON COLUMN chessboard.parked.digest IS 'MD5 of the message: with topic, partition and offset it makes the message known again.';
 ALTER TABLE chessboard.parked ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME chessboard.parked_id_seq
     START WITH 1
@@ -3594,7 +3744,7 @@ CREATE TABLE expiration.batch_tally (
     expired bigint NOT NULL,
     failed bigint NOT NULL,
     skipped_locked bigint NOT NULL,
-    lateness_seconds double precision DEFAULT 0 NOT NULL
+    lateness_seconds numeric DEFAULT 0 NOT NULL
 );
 ALTER TABLE expiration.batch_tally OWNER TO crm_owner;
 COMMENT ON TABLE expiration.batch_tally IS 'Counts of the batches of runs that are over, kept when history is purged.';
@@ -3612,7 +3762,7 @@ CREATE VIEW expiration.batch_total AS
     (COALESCE(t.expired, (0)::bigint) + COALESCE(b.expired, (0)::bigint)) AS expired,
     (COALESCE(t.failed, (0)::bigint) + COALESCE(b.failed, (0)::bigint)) AS failed,
     (COALESCE(t.skipped_locked, (0)::bigint) + COALESCE(b.skipped_locked, (0)::bigint)) AS skipped_locked,
-    (COALESCE(t.lateness_seconds, (0)::double precision) + COALESCE(b.lateness_seconds, (0)::double precision)) AS lateness_seconds
+    ((COALESCE(t.lateness_seconds, (0)::numeric) + COALESCE(b.lateness_seconds, (0)::numeric)))::double precision AS lateness_seconds
    FROM (((expiration.job j
      CROSS JOIN LATERAL expiration.phases(j.name) p(phase, ordinal))
      LEFT JOIN expiration.batch_tally t ON (((j.name = t.job) AND (p.phase = t.phase))))
@@ -3621,7 +3771,7 @@ CREATE VIEW expiration.batch_total AS
             sum(h.expired) AS expired,
             sum(h.failed) AS failed,
             sum(h.skipped_locked) AS skipped_locked,
-            sum(h.lateness_seconds) AS lateness_seconds
+            sum((h.lateness_seconds)::numeric) AS lateness_seconds
            FROM expiration.batch h
           WHERE (NOT h.tallied)
           GROUP BY h.phase) b ON ((p.phase = b.phase)));
@@ -3708,28 +3858,32 @@ COMMENT ON VIEW expiration.due_item IS 'Items that can expire, with their deadli
 CREATE TABLE expiration.duration_tally (
     job text NOT NULL,
     bucket integer NOT NULL,
-    runs bigint NOT NULL
+    runs bigint NOT NULL,
+    seconds numeric NOT NULL
 );
 ALTER TABLE expiration.duration_tally OWNER TO crm_owner;
 COMMENT ON TABLE expiration.duration_tally IS 'Cycles that are over, by duration: those of drivers, neither skipped nor abandoned.';
 COMMENT ON COLUMN expiration.duration_tally.job IS 'The job.';
 COMMENT ON COLUMN expiration.duration_tally.bucket IS 'From 1: see expiration.duration_bounds; the last one has no bound.';
 COMMENT ON COLUMN expiration.duration_tally.runs IS 'Cycles in this bucket alone.';
+COMMENT ON COLUMN expiration.duration_tally.seconds IS 'Their durations, summed; one that a clock set back made negative counts as none.';
 CREATE VIEW expiration.duration_histogram AS
  SELECT j.name AS job,
     COALESCE((expiration.duration_bounds())[b.bucket], 'Infinity'::double precision) AS le,
-    (sum((COALESCE(t.runs, (0)::bigint) + COALESCE(w.runs, (0)::bigint))) OVER (PARTITION BY j.name ORDER BY b.bucket))::bigint AS runs
+    (sum((COALESCE(t.runs, (0)::bigint) + COALESCE(w.runs, (0)::bigint))) OVER (PARTITION BY j.name ORDER BY b.bucket))::bigint AS runs,
+    (sum((COALESCE(t.seconds, (0)::numeric) + COALESCE(w.seconds, (0)::numeric))) OVER (PARTITION BY j.name ORDER BY b.bucket))::double precision AS seconds
    FROM (((expiration.job j
      CROSS JOIN generate_series(1, (cardinality(expiration.duration_bounds()) + 1)) b(bucket))
      LEFT JOIN expiration.duration_tally t ON (((j.name = t.job) AND (b.bucket = t.bucket))))
      LEFT JOIN ( SELECT r.job,
             expiration.duration_bucket((r.finished_at - r.started_at)) AS bucket,
-            count(*) AS runs
+            count(*) AS runs,
+            sum(GREATEST(EXTRACT(epoch FROM (r.finished_at - r.started_at)), (0)::numeric)) AS seconds
            FROM expiration.run r
           WHERE ((r.tally_number IS NULL) AND (r.driver <> 'sql'::text) AND (r.status = ANY (ARRAY['completed'::text, 'capped'::text, 'stopped'::text, 'failed'::text])))
           GROUP BY r.job, (expiration.duration_bucket((r.finished_at - r.started_at)))) w ON (((j.name = w.job) AND (b.bucket = w.bucket))));
 ALTER TABLE expiration.duration_histogram OWNER TO crm_owner;
-COMMENT ON VIEW expiration.duration_histogram IS 'Cycles ever that took no longer than le seconds, by job, counted up to the last bound, Infinity: they only grow. Neither skipped nor abandoned ones; what ran before version 0.3.0 was not counted.';
+COMMENT ON VIEW expiration.duration_histogram IS 'Cycles ever that took no longer than le seconds, by job, counted up to the last bound, Infinity, with their durations summed likewise (seconds): they only grow. Neither skipped nor abandoned ones; what ran before version 0.3.0 was not counted.';
 CREATE VIEW expiration.failed AS
  SELECT f.job,
     f.phase,
@@ -4192,7 +4346,8 @@ CREATE TABLE notifications.parked (
     headers jsonb NOT NULL,
     value bytea,
     reason text NOT NULL,
-    parked_at timestamp with time zone DEFAULT now() NOT NULL
+    parked_at timestamp with time zone DEFAULT now() NOT NULL,
+    digest text GENERATED ALWAYS AS (md5(COALESCE(value, '\x'::bytea))) STORED NOT NULL
 );
 ALTER TABLE notifications.parked OWNER TO crm_owner;
 COMMENT ON TABLE notifications.parked IS 'Messages that could not be understood, put aside so that those behind them go on.';
@@ -4206,6 +4361,7 @@ COMMENT ON COLUMN notifications.parked.headers IS 'Headers of the message.';
 COMMENT ON COLUMN notifications.parked.value IS 'The message as it came.';
 COMMENT ON COLUMN notifications.parked.reason IS 'What was wrong with it.';
 COMMENT ON COLUMN notifications.parked.parked_at IS 'When it was put aside.';
+COMMENT ON COLUMN notifications.parked.digest IS 'MD5 of the message: with topic, partition and offset it makes the message known again.';
 ALTER TABLE notifications.parked ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME notifications.parked_id_seq
     START WITH 1
@@ -4292,7 +4448,9 @@ CREATE TABLE outbox.settings (
     only_row boolean DEFAULT true NOT NULL,
     partitions_ahead integer DEFAULT 7 NOT NULL,
     retention interval DEFAULT '7 days'::interval NOT NULL,
+    inbox_retention interval DEFAULT '90 days'::interval NOT NULL,
     CONSTRAINT settings_has_one_row CHECK (only_row),
+    CONSTRAINT settings_inbox_retention_is_sane CHECK ((inbox_retention >= '30 days'::interval)),
     CONSTRAINT settings_partitions_ahead_is_sane CHECK (((partitions_ahead >= 1) AND (partitions_ahead <= 366))),
     CONSTRAINT settings_retention_is_positive CHECK ((retention > '00:00:00'::interval))
 );
@@ -4301,6 +4459,7 @@ COMMENT ON TABLE outbox.settings IS 'Settings of the outbox: one row.';
 COMMENT ON COLUMN outbox.settings.only_row IS 'Keeps the table to one row.';
 COMMENT ON COLUMN outbox.settings.partitions_ahead IS 'How many days of partitions upkeep keeps ready beyond today.';
 COMMENT ON COLUMN outbox.settings.retention IS 'How long delivered partitions are kept.';
+COMMENT ON COLUMN outbox.settings.inbox_retention IS 'How long consumers keep the ids of events that had their effect; longer than Kafka and the outbox keep the events.';
 CREATE TABLE outbox.slot (
     name text NOT NULL,
     publication text NOT NULL,
@@ -4392,7 +4551,7 @@ ALTER TABLE ONLY outbox.event ATTACH PARTITION outbox.event_default DEFAULT;
 ALTER TABLE ONLY chessboard.inbox
     ADD CONSTRAINT inbox_pkey PRIMARY KEY (event_id);
 ALTER TABLE ONLY chessboard.parked
-    ADD CONSTRAINT parked_once UNIQUE (topic, partition, kafka_offset);
+    ADD CONSTRAINT parked_once UNIQUE (topic, partition, kafka_offset, digest);
 ALTER TABLE ONLY chessboard.parked
     ADD CONSTRAINT parked_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY chessboard.release
@@ -4448,7 +4607,7 @@ ALTER TABLE ONLY notifications.inbox
 ALTER TABLE ONLY notifications.notice
     ADD CONSTRAINT notice_pkey PRIMARY KEY (event_id);
 ALTER TABLE ONLY notifications.parked
-    ADD CONSTRAINT parked_once UNIQUE (topic, partition, kafka_offset);
+    ADD CONSTRAINT parked_once UNIQUE (topic, partition, kafka_offset, digest);
 ALTER TABLE ONLY notifications.parked
     ADD CONSTRAINT parked_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY outbox.event
@@ -4463,6 +4622,8 @@ ALTER TABLE ONLY outbox.settings
     ADD CONSTRAINT settings_pkey PRIMARY KEY (only_row);
 ALTER TABLE ONLY outbox.slot
     ADD CONSTRAINT slot_pkey PRIMARY KEY (name);
+CREATE INDEX ix_inbox_received_at ON chessboard.inbox USING brin (received_at) WITH (pages_per_range='32');
+COMMENT ON INDEX chessboard.ix_inbox_received_at IS 'Ids that may go.';
 CREATE INDEX ix_release_property_object_id ON chessboard.release USING btree (property_object_id);
 COMMENT ON INDEX chessboard.ix_release_property_object_id IS 'The releases of a property object.';
 CREATE INDEX ix_audit_log_entity_id ON crm.audit_log USING btree (entity_id);
@@ -4497,6 +4658,8 @@ CREATE INDEX ix_run_running ON expiration.run USING btree (job) WHERE (status = 
 COMMENT ON INDEX expiration.ix_run_running IS 'The few runs at work.';
 CREATE INDEX ix_run_tally_number ON expiration.run USING btree (tally_number);
 COMMENT ON INDEX expiration.ix_run_tally_number IS 'Runs in the order of their tally, and the few that wait for it.';
+CREATE INDEX ix_inbox_received_at ON notifications.inbox USING brin (received_at) WITH (pages_per_range='32');
+COMMENT ON INDEX notifications.ix_inbox_received_at IS 'Ids that may go.';
 CREATE INDEX ix_notice_unsent ON notifications.notice USING btree (created_at, event_id) WHERE (sent_at IS NULL);
 COMMENT ON INDEX notifications.ix_notice_unsent IS 'Notices to be sent, oldest first.';
 CREATE INDEX ix_event_lsn ON ONLY outbox.event USING brin (lsn) WITH (pages_per_range='16');
@@ -4522,6 +4685,8 @@ GRANT USAGE ON SCHEMA expiration TO crm_monitor;
 GRANT USAGE ON SCHEMA notifications TO crm_monitor;
 GRANT USAGE ON SCHEMA notifications TO crm_notifications;
 GRANT USAGE ON SCHEMA outbox TO crm_monitor;
+REVOKE ALL ON FUNCTION chessboard.dismiss_parked(id bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION chessboard.dismiss_parked(id bigint) TO crm_operator;
 REVOKE ALL ON FUNCTION chessboard.free_property(event_id uuid, booking_id uuid, property_object_id uuid, tenant_id uuid, phase text, expired_at timestamp with time zone, topic text) FROM PUBLIC;
 GRANT ALL ON FUNCTION chessboard.free_property(event_id uuid, booking_id uuid, property_object_id uuid, tenant_id uuid, phase text, expired_at timestamp with time zone, topic text) TO crm_chessboard;
 REVOKE ALL ON FUNCTION chessboard.park(topic text, partition integer, kafka_offset bigint, event_id uuid, message_key text, headers jsonb, value bytea, reason text) FROM PUBLIC;
@@ -4554,6 +4719,16 @@ REVOKE ALL ON FUNCTION crm.reserve_property(tenant_id uuid, deal_id uuid, proper
 GRANT ALL ON FUNCTION crm.reserve_property(tenant_id uuid, deal_id uuid, property_object_id uuid, reserve_expires_at timestamp with time zone, actor text, correlation_id uuid) TO crm_app;
 REVOKE ALL ON FUNCTION expiration.batch_failed(run_id uuid, sqlstate text, error text) FROM PUBLIC;
 GRANT ALL ON FUNCTION expiration.batch_failed(run_id uuid, sqlstate text, error text) TO crm_runner;
+REVOKE ALL ON FUNCTION outbox.traceparent(run_id uuid, batch_number integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION outbox.traceparent(run_id uuid, batch_number integer) TO crm_monitor;
+GRANT SELECT ON TABLE expiration.batch TO crm_monitor;
+GRANT SELECT(seq) ON TABLE outbox.event TO crm_operator;
+GRANT SELECT(id) ON TABLE outbox.event TO crm_operator;
+GRANT SELECT(created_at) ON TABLE outbox.event TO crm_operator;
+GRANT SELECT(topic) ON TABLE outbox.event TO crm_operator;
+GRANT SELECT(correlation_id) ON TABLE outbox.event TO crm_operator;
+REVOKE ALL ON FUNCTION expiration.batch_item(run_id uuid, batch_number integer, max_items integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION expiration.batch_item(run_id uuid, batch_number integer, max_items integer) TO crm_monitor;
 REVOKE ALL ON FUNCTION expiration.check_batch(function_name text, as_of timestamp with time zone, batch_size integer, batch_number integer, after_deadline timestamp with time zone, after_id uuid) FROM PUBLIC;
 REVOKE ALL ON FUNCTION expiration.check_job(job text, function_name text) FROM PUBLIC;
 GRANT ALL ON FUNCTION expiration.check_job(job text, function_name text) TO crm_monitor;
@@ -4590,7 +4765,6 @@ GRANT ALL ON FUNCTION expiration.fingerprint(class oid, object oid) TO crm_monit
 REVOKE ALL ON FUNCTION expiration.finish_run(run_id uuid, reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION expiration.finish_run(run_id uuid, reason text) TO crm_runner;
 REVOKE ALL ON FUNCTION expiration.has_due(job text, phase text, as_of timestamp with time zone, after_deadline timestamp with time zone, after_id uuid) FROM PUBLIC;
-GRANT SELECT ON TABLE expiration.batch TO crm_monitor;
 REVOKE ALL ON FUNCTION expiration.last_sign_of_life(run_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION expiration.last_sign_of_life(run_id uuid) TO crm_monitor;
 REVOKE ALL ON FUNCTION expiration.is_alive(run expiration.run) FROM PUBLIC;
@@ -4646,6 +4820,8 @@ REVOKE ALL ON FUNCTION expiration.take_traces(name text, max_runs integer) FROM 
 GRANT ALL ON FUNCTION expiration.take_traces(name text, max_runs integer) TO crm_runner;
 REVOKE ALL ON FUNCTION expiration.tally_runs(max_runs integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION expiration.tally_runs(max_runs integer) TO crm_runner;
+REVOKE ALL ON FUNCTION notifications.dismiss_parked(id bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION notifications.dismiss_parked(id bigint) TO crm_operator;
 REVOKE ALL ON FUNCTION notifications.file_notice(event_id uuid, lead_id uuid, tenant_id uuid, agent_user_id uuid, expired_at timestamp with time zone, topic text) FROM PUBLIC;
 GRANT ALL ON FUNCTION notifications.file_notice(event_id uuid, lead_id uuid, tenant_id uuid, agent_user_id uuid, expired_at timestamp with time zone, topic text) TO crm_notifications;
 REVOKE ALL ON FUNCTION notifications.mark_failed(event_id uuid, error text) FROM PUBLIC;
@@ -4670,14 +4846,16 @@ REVOKE ALL ON FUNCTION outbox.partition_start(partition oid) FROM PUBLIC;
 GRANT ALL ON FUNCTION outbox.partition_start(partition oid) TO crm_monitor;
 REVOKE ALL ON FUNCTION outbox.preview_replay(event_ids uuid[], aggregate_id uuid, topic text, since timestamp with time zone, until timestamp with time zone) FROM PUBLIC;
 GRANT ALL ON FUNCTION outbox.preview_replay(event_ids uuid[], aggregate_id uuid, topic text, since timestamp with time zone, until timestamp with time zone) TO crm_operator;
+REVOKE ALL ON FUNCTION outbox.purge_inboxes(max_ids integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION outbox.purge_inboxes(max_ids integer) TO crm_runner;
 REVOKE ALL ON FUNCTION outbox.refuse_update() FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox.register_slot(name text, publication text, connector text) FROM PUBLIC;
 GRANT ALL ON FUNCTION outbox.register_slot(name text, publication text, connector text) TO crm_operator;
 GRANT SELECT ON TABLE outbox.replay_log TO crm_monitor;
 REVOKE ALL ON FUNCTION outbox.replay(reason text, event_ids uuid[], aggregate_id uuid, topic text, since timestamp with time zone, until timestamp with time zone, max_events integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION outbox.replay(reason text, event_ids uuid[], aggregate_id uuid, topic text, since timestamp with time zone, until timestamp with time zone, max_events integer) TO crm_operator;
-REVOKE ALL ON FUNCTION outbox.traceparent(run_id uuid, batch_number integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox.utc(instant timestamp with time zone) FROM PUBLIC;
+GRANT SELECT ON TABLE chessboard.parked TO crm_operator;
 GRANT SELECT ON TABLE chessboard.parked TO crm_chessboard;
 GRANT SELECT ON TABLE chessboard.parked_total TO crm_monitor;
 GRANT SELECT ON TABLE chessboard.parked_total TO crm_chessboard;
@@ -4704,6 +4882,7 @@ GRANT SELECT ON TABLE expiration.run_tally TO crm_monitor;
 GRANT SELECT ON TABLE expiration.run_total TO crm_monitor;
 GRANT SELECT ON TABLE expiration.status TO crm_monitor;
 GRANT SELECT ON TABLE expiration.trace_position TO crm_monitor;
+GRANT SELECT ON TABLE notifications.parked TO crm_operator;
 GRANT SELECT ON TABLE notifications.parked TO crm_notifications;
 GRANT SELECT ON TABLE notifications.parked_total TO crm_monitor;
 GRANT SELECT ON TABLE notifications.parked_total TO crm_notifications;
