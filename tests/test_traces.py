@@ -90,6 +90,15 @@ def position(db: Database, name: str = "otlp") -> Any:
     return db.value("select tally_number from expiration.trace_position where name = %s", (name,))
 
 
+def wait_until_marked(db: Database, run_id: UUID) -> None:
+    """Waits until the exporter has committed that it sent a run."""
+    db.wait_until(
+        "select p.tally_number >= r.tally_number from expiration.run as r, expiration.trace_position as p"
+        " where r.id = %s and p.name = 'otlp'",
+        (run_id,),
+    )
+
+
 def ids_of_runs(db: Database) -> list[UUID]:
     return [row[0] for row in db.rows("select id from expiration.run order by started_at")]
 
@@ -454,7 +463,7 @@ def test_following_outlives_a_receiver_that_is_away(traced: Database, otlp: Otlp
         otlp.wait_for(2)
         exporter.wait_for("traces possible again")
         second = by_call(traced, LEADS)["id"]
-        otlp.wait_for(3)
+        wait_until_marked(traced, second)
         # over a connection that it had open
         told = exporter.so_far.events.count("receiver unreachable")
         otlp.go()
@@ -484,7 +493,7 @@ def test_following_outlives_a_database_that_is_away(
             exporter.wait_for("database unreachable")
             server.start()
             first = by_call(db, LEADS)["id"]
-            otlp.wait_for(1)
+            wait_until_marked(db, first)
             db.close()
             server.restart()
             second = by_call(db, LEADS)["id"]
