@@ -518,6 +518,22 @@ def test_neither_a_scrape_nor_the_page_reads_more_at_a_longer_history(db: Databa
         db.rows("vacuum analyze expiration.run, expiration.batch")
 
 
+@pytest.mark.slow
+def test_every_version_of_postgresql_can_be_read(versioned_db: Database) -> None:
+    db = versioned_db
+    add_leads(db, 3)
+    add_poison(db, "Booking")
+    for job in JOBS:
+        run_job(db, job)
+    with slot(db), serving(monitor(db)) as one:
+        samples = one.scrape()
+        assert value(samples, "crm_lead_expiration_expired_total") == 3
+        assert value(samples, "crm_booking_expiration_errors_total", kind="item") == 1
+        assert sum(values(samples, "crm_exporter_scrape_errors_total")) == 0
+        assert counters_of(samples) == said_by_sql(db)
+        assert "could not be read" not in one.get().text
+
+
 # --------------------------------------------------------------------------------------------------- faults
 
 
@@ -807,10 +823,16 @@ def test_a_service_file_names_the_database_before_it_can_be_reached(db: Database
 
 @pytest.mark.requirement("X1")
 def test_it_works_through_a_pooler_and_leaves_no_setting_behind(db: Database) -> None:
-    with pooler(db, 1) as between, serving(between.dsn) as one:
+    with pooler(db, 2) as between, serving(between.dsn) as one:
         add_leads(db, 3)
-        one.scrape()
-        samples = one.scrape()
+        one.wait_until_up(1)
+        # it cannot rely on the backend of the scrape before
+        with between.connect() as client, client.transaction():
+            busy = client.execute("select pg_backend_pid()").fetchone()
+            samples = one.scrape()
+            assert db.value("select count(*) from pg_stat_activity where datname = %s", (db.name,)) >= 3
+            assert client.execute("select pg_backend_pid()").fetchone() == busy
+        assert value(samples, "crm_exporter_up") == 1
         assert value(samples, "crm_expiration_due_items", phase="Lead") == 3
         assert sum(values(samples, "crm_exporter_scrape_errors_total")) == 0
         with between.connect() as client:
