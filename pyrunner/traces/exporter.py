@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from psycopg.rows import dict_row
 
@@ -88,6 +89,7 @@ class Exporter:
         self._stop = stop
         self._limits = Limits()
         self._connection: Connection | None = None
+        self._resource: Resource | None = None
 
     def send_due(self) -> Sent:
         """Sends every run that is over and was not sent yet.
@@ -187,16 +189,16 @@ class Exporter:
 
     def _requests(self, connection: Connection, runs: Sequence[Mapping[str, Any]]) -> Generator[_Request]:
         """The spans of runs in requests of a bearable size; never holds more than one of them."""
-        resource = resource_of(
-            SERVICE, **{"db.system.name": "postgresql", "db.namespace": connection.info.dbname}
-        )
+        if self._resource is None:
+            database = {"db.system.name": "postgresql", "db.namespace": connection.info.dbname}
+            self._resource = resource_of(SERVICE, **database)
         spans: list[ReadableSpan] = []
         weight = ended = 0
         upto: int | None = None
         for run in runs:
             is_whole = True
             batches = self._batches(connection, run)
-            for span in spans_of(run, batches, resource, self._limits):
+            for span in spans_of(run, batches, self._resource, self._limits):
                 size = 1 + len(span.events)
                 if spans and weight + size > _LARGEST:
                     yield _Request(spans, ended, upto, is_whole)
