@@ -24,7 +24,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from psycopg import sql
 
 from pyrunner.database import query
-from pyrunner.serve.address import parse_address
+from pyrunner.serve.address import DEFAULT_ADDRESS, Address, parse_address
 from pyrunner.serve.figures import SCRAPE, SERIES
 from pyrunner.serve.state import LOOK, RUNBOOKS
 from tests.commands import backend_of, pyrunner, started
@@ -773,8 +773,12 @@ def test_an_address_that_is_none_is_refused(text: str) -> None:
     [("127.0.0.1:0", "127.0.0.1", 0), (":8917", "", 8917), ("[::1]:80", "::1", 80), (" crm:9 ", "crm", 9)],
 )
 def test_an_address_is_read(text: str, host: str, port: int) -> None:
-    assert parse_address(text) == (host, port)
+    assert parse_address(text) == Address(host, port)
     assert str(parse_address(text)).endswith(f":{port}")
+
+
+def test_the_help_says_where_it_listens() -> None:
+    assert str(DEFAULT_ADDRESS) in pyrunner("serve", "--help").out
 
 
 def test_several_databases_have_their_own_series_and_one_that_is_away_takes_none_along(

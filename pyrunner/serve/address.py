@@ -1,11 +1,13 @@
 """Where `pyrunner serve` listens."""
 
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 __all__ = ["DEFAULT_ADDRESS", "Address", "parse_address"]
 
 
-class Address(NamedTuple):
+@dataclass(frozen=True)
+class Address:
     """Where to listen.
 
     Attributes:
