@@ -61,7 +61,7 @@ def test_it_says_its_version_and_helps() -> None:
         assert f"{code.value}  {code.meaning}" in answer
     commands = (
         "migrate uninstall sql run worker status preview failed pause resume stop config cron logs history"
-        " doctor demo serve"
+        " doctor demo serve traces"
     )
     for command in commands.split():
         assert f"│ {command} " in answer
