@@ -18,10 +18,10 @@ Results, and nothing else, go to standard output.
 """
 
 MIDDLE = """
-`pyrunner worker` ends with 0 after a SIGTERM, and with 130 after a second one; `pyrunner serve` with 0. Neither
-ends because a cycle fails or a database is away; that stands in its log. A cycle that fails by an error of the database ends
-`pyrunner run` with 1, whatever the error; one that could not be started, or lost its connection, with the
-code of the error.
+`pyrunner worker` ends with 0 after a SIGTERM, and with 130 after a second one; `pyrunner serve` with 0.
+Neither ends because a cycle fails or a database is away; that stands in its log. A cycle that fails by an
+error of the database ends `pyrunner run` with 1, whatever the error; one that could not be started, or lost
+its connection, with the code of the error.
 
 ## Errors of the database
 

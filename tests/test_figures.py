@@ -1,10 +1,11 @@
-"""Figures in the database: lateness, durations, backlog and age, true at any length of history and in odd states."""
+"""Figures in the database: lateness, durations, backlog, age; true at any length of history."""
 
 from datetime import timedelta
 from math import inf
 from typing import Any, Final
 
 import pytest
+from psycopg import sql
 
 from tests.domain import (
     BOOKINGS,
@@ -48,8 +49,8 @@ def figures_of(db: Database, job: str) -> dict[str, Any]:
         "running", "paused", "last_run_status", "seconds_since_last_success", "backlog", "failed_items",
         "last_success_at", "oldest_failed_at",
     )  # fmt: skip
-    query = f"select {', '.join(names)} from expiration.job_figures where job = %s".encode()
-    (row,) = db.rows(query, (job,))
+    query = sql.SQL("select {} from expiration.job_figures where job = %s")
+    (row,) = db.rows(query.format(sql.SQL(", ").join(map(sql.Identifier, names))), (job,))
     return dict(zip(names, row, strict=True))
 
 
@@ -83,7 +84,7 @@ def test_an_item_is_in_the_bucket_of_its_lateness(db: Database, late: str, le: f
             phase,
             ids,
             # the deadline lies exactly so far before the cut-off
-            f"{DEADLINE[phase]} = '{as_of}'::timestamptz - interval '{late}'",  # type: ignore[arg-type]
+            f"{DEADLINE[phase]} = '{as_of}'::timestamptz - interval '{late}'",
         )
         expire_batch(db, phase, as_of=as_of)
         assert buckets(db, phase) == {le: 1}
@@ -119,7 +120,7 @@ def test_a_deadline_that_is_infinitely_long_ago_keeps_every_figure_finite(db: Da
     db.rows("alter table crm.bookings drop constraint bookings_times_are_finite")
     for phase in PHASES:
         ids = add_items(db, phase, 3, due="10 s")
-        update_items(db, phase, ids[:1], f"{DEADLINE[phase]} = '-infinity'")  # type: ignore[arg-type]
+        update_items(db, phase, ids[:1], f"{DEADLINE[phase]} = '-infinity'")
         due, age = due_of(db, phase)
         assert due == 3
         assert age is not None
@@ -180,7 +181,10 @@ def test_due_items_are_counted_up_to_a_thousand_and_poison_is_among_them(db: Dat
 
 @pytest.mark.requirement("L16", "B12")
 def test_every_start_of_a_run_tallies_what_is_over(db: Database) -> None:
-    waiting = "select (select count(*) from expiration.run where tally_number is null), count(*) from expiration.batch where not tallied"
+    waiting = (
+        "select (select count(*) from expiration.run where tally_number is null), count(*)"
+        " from expiration.batch where not tallied"
+    )
     add_leads(db, 3)
     run_job(db, LEADS)
     assert db.rows(waiting) == [(1, 1)]
@@ -262,12 +266,15 @@ def test_each_run_is_taken_for_tracing_once_and_in_order(db: Database) -> None:
 
 @pytest.mark.requirement("L16", "L19", "B12", "B15")
 def test_the_outboxs_partitions_in_one_row(db: Database) -> None:
-    query = "select partitions_ahead, default_events, oldest_from = date_trunc('day', now(), 'UTC') from outbox.partition_figures"
+    query = (
+        "select partitions_ahead, default_events, oldest_from = date_trunc('day', now(), 'UTC')"
+        " from outbox.partition_figures"
+    )
     assert db.rows(query) == [(7, 0, True)]
     db.rows(
-        "insert into outbox.event (created_at, aggregate_type, aggregate_id, tenant_id, event_type, topic, payload,"
-        " correlation_id) values (now() + interval '1 year', 'Lead', gen_random_uuid(), gen_random_uuid(),"
-        " 'LeadExpiredEvent', 'pin.crm.lead-expired.v1', '{}', gen_random_uuid())"
+        "insert into outbox.event (created_at, aggregate_type, aggregate_id, tenant_id, event_type, topic,"
+        " payload, correlation_id) values (now() + interval '1 year', 'Lead', gen_random_uuid(),"
+        " gen_random_uuid(), 'LeadExpiredEvent', 'pin.crm.lead-expired.v1', '{}', gen_random_uuid())"
     )
     assert db.rows(query) == [(7, 1, True)]
 
