@@ -1012,7 +1012,7 @@ CREATE FUNCTION expiration.batch_item(run_id uuid, batch_number integer, max_ite
     SET enable_seqscan TO 'off'
     SET jit TO 'off'
     BEGIN ATOMIC
- WITH batch AS (
+ WITH batch AS MATERIALIZED (
           SELECT b.run_id,
              b.number,
              b.phase,
@@ -1034,7 +1034,8 @@ CREATE FUNCTION expiration.batch_item(run_id uuid, batch_number integer, max_ite
              b.lateness,
              b.lateness_seconds,
              b.tallied,
-             b.transaction_start
+             b.transaction_start,
+             outbox.traceparent(b.run_id, b.number) AS traceparent
             FROM expiration.batch b
            WHERE ((b.run_id = batch_item.run_id) AND (b.number = batch_item.batch_number))
          ), failed AS (
@@ -1058,7 +1059,7 @@ CREATE FUNCTION expiration.batch_item(run_id uuid, batch_number integer, max_ite
              1 AS "?column?",
              e.seq
             FROM (batch b
-              JOIN outbox.event e ON ((((e.created_at >= COALESCE(b.transaction_start, (b.started_at - '00:01:00'::interval))) AND (e.created_at <= COALESCE(b.transaction_start, b.finished_at))) AND (e.traceparent = outbox.traceparent(b.run_id, b.number)) AND (e.replay_id IS NULL))))
+              JOIN outbox.event e ON ((((e.created_at >= COALESCE(b.transaction_start, (b.started_at - '00:01:00'::interval))) AND (e.created_at <= COALESCE(b.transaction_start, b.finished_at))) AND (b.traceparent = e.traceparent) AND (e.replay_id IS NULL))))
            ORDER BY e.seq
           LIMIT batch_item.max_items
          )

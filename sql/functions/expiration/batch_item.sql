@@ -8,8 +8,8 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 begin atomic
-    with batch as (
-        select b.*
+    with batch as materialized (
+        select b.*, outbox.traceparent(b.run_id, b.number) as traceparent
         from expiration.batch as b
         where b.run_id = batch_item.run_id and b.number = batch_item.batch_number
     ),
@@ -45,7 +45,7 @@ begin atomic
         inner join outbox.event as e on
             e.created_at between coalesce(b.transaction_start, b.started_at - interval '1 minute')
             and coalesce(b.transaction_start, b.finished_at)
-            and e.traceparent = outbox.traceparent(b.run_id, b.number)
+            and b.traceparent = e.traceparent
             and e.replay_id is null
         order by e.seq
         limit batch_item.max_items
