@@ -1,9 +1,10 @@
 """A span for each message, below the batch that caused it: its header traceparent names that.
 
-They are sent by a thread of their own, out of a bounded queue (OTEL_BSP_*), and dropped where that is full.
-What goes wrong with them is told once, and holds nothing up.
+One thread makes them and another sends them, each out of a bounded queue (the latter's: OTEL_BSP_*); what
+does not fit is dropped. What goes wrong with them is told once, and holds nothing up.
 """
 
+import queue
 import threading
 from collections.abc import Sequence
 from typing import Final
@@ -21,7 +22,9 @@ from pyrunner.traces.otlp import Receiver, ReceiverError, resource_of
 
 __all__ = ["Spans"]
 
-# for what is still in the queue at the end
+# transactions whose spans are to be made
+_WAITING: Final = 8
+# for what is still in the queues at the end
 _GOODBYE: Final = 5.0
 
 
@@ -46,24 +49,41 @@ class Spans:
         self._provider = TracerProvider(resource=resource_of(f"crm-{service.name}"), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(_ToReceiver(Receiver(log=log), log)))
         self._tracer = self._provider.get_tracer("consumers", pyrunner.__version__)
-        self._is_broken = False
+        self._waiting: queue.Queue[tuple[Sequence[Done], int, int] | None] = queue.Queue(_WAITING)
+        self._left_out = 0
+        self._thread = threading.Thread(target=self._work, name="spans", daemon=True)
+        self._thread.start()
 
     def handled(self, done: Sequence[Done], began: int, ended: int) -> None:
         """A span a message, as long as its transaction was."""
-        if self._is_broken:
-            return
         try:
-            for one in done:
-                self._make(one, began, ended)
-        except Exception as error:  # noqa: BLE001 - the messages have had their effects, and more are waiting
-            self._is_broken = True
-            self._log.warning("traces not possible", error=repr(error))
+            self._waiting.put_nowait((done, began, ended))
+        except queue.Full:
+            self._left_out += len(done)
 
     def close(self) -> None:
         """Sends what is left, for 5 s at most."""
-        farewell = threading.Thread(target=self._provider.shutdown, daemon=True)
+        farewell = threading.Thread(target=self._finish, daemon=True)
         farewell.start()
         farewell.join(_GOODBYE)
+        if self._left_out:
+            self._log.info("messages not traced", messages=self._left_out)
+
+    def _finish(self) -> None:
+        self._waiting.put(None)
+        self._thread.join()
+        self._provider.shutdown()
+
+    def _work(self) -> None:
+        is_broken = False
+        while (one := self._waiting.get()) is not None:
+            messages, began, ended = one
+            try:
+                for done in () if is_broken else messages:
+                    self._make(done, began, ended)
+            except Exception as error:  # noqa: BLE001 - the messages have had their effects
+                is_broken = True
+                self._log.warning("traces not possible", error=repr(error))
 
     def _make(self, done: Done, began: int, ended: int) -> None:
         message = done.message

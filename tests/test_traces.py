@@ -16,6 +16,7 @@ from consumers.consumer import Consumer, Stop
 from consumers.contracts import Message
 from pyrunner.logs import make_log
 from pyrunner.times import format_instant
+from pyrunner.traces.otlp import Receiver
 from tests.commands import Answer, Process, backend_of, pyrunner, started
 from tests.domain import (
     BOOKINGS,
@@ -539,6 +540,16 @@ def test_one_that_does_not_answer_is_given_up(traced: Database, otlp: Otlp) -> N
     assert "takes no traces: it does not answer." in answer.err
 
 
+def test_a_try_without_time_left_does_not_hide_what_was_wrong() -> None:
+    receiver = Receiver("http://127.0.0.1:1", log=make_log("debug", human=False))
+    session = receiver._session
+    for timeout, kind in ((5, OSError), (0, ValueError)):
+        with pytest.raises(kind):
+            session.request("POST", "http://127.0.0.1:1", timeout=timeout)
+        assert session.problem == "Connection refused"
+    receiver.close()
+
+
 def test_spans_that_will_never_be_taken_are_told_of_and_not_sent_again(traced: Database, otlp: Otlp) -> None:
     by_call(traced, LEADS)
     otlp.rejects = 1
@@ -801,7 +812,7 @@ def test_a_consumer_does_not_wait_for_a_receiver_that_does_not_answer(
     traced: Database, configured: Otlp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "20")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "8")
     add_bookings(traced, 4)
     by_call(traced, BOOKINGS)
     messages = messages_of(traced)

@@ -112,7 +112,9 @@ class _Session(requests.Session):
         try:
             response = super().request(*arguments, **named)
         except Exception as error:
-            self.problem = _reason(error)
+            # without time for another try the SDK gives a timeout of 0: the problem is that of the last one
+            if not isinstance(error, ValueError) or self.problem is None:
+                self.problem = _reason(error)
             raise
         self.problem = self._judge(response)
         return response
