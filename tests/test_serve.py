@@ -563,6 +563,23 @@ def test_a_locked_table_costs_its_own_series_only_and_is_not_waited_for(
     assert "lock" in line["error"]
 
 
+def test_a_section_that_takes_too_long_is_left_out(db: Database, exporter: Exporter) -> None:
+    park(db)
+    assert value(exporter.scrape(), "crm_consumer_parked_messages") == 1
+    db.rows(
+        "create or replace view chessboard.parked_total as"
+        " select p.topic, count(*) as messages, max(p.parked_at) as last_parked_at"
+        " from chessboard.parked as p cross join pg_sleep(600) group by p.topic"
+    )
+    samples = exporter.scrape()
+    assert value(samples, "crm_exporter_up") == 1
+    assert values(samples, "crm_consumer_parked_messages") == []
+    assert value(samples, "crm_exporter_scrape_errors_total", section="parked") == 1
+    assert sum(values(samples, "crm_exporter_scrape_errors_total")) == 1
+    (line,) = exporter.process.wait_for("section left out")
+    assert "statement timeout" in line["error"]
+
+
 def test_rows_that_others_hold_are_read_all_the_same(db: Database, exporter: Exporter) -> None:
     ids = add_leads(db, 3)
     with held(db, "Lead", ids):

@@ -46,9 +46,20 @@ WORST: Final = (
     "<script>document.title = 'taken'</script><img src=x onerror=\"alert(1)\"> & ' \" \u202e " + "x" * 3000
 )
 
-# timers that are set and not yet through, so that a test sees whether a refresh is to come
+# timers and requests that are not through yet, so that a test sees whether a refresh is to come
 COUNT_TIMERS: Final = """
 window.timers = new Set();
+window.requests = 0;
+const ask = window.fetch;
+window.fetch = async (...given) => {
+  window.requests += 1;
+  try {
+    const answer = await ask(...given), text = await answer.text();
+    return { ok: answer.ok, status: answer.status, text: async () => text };
+  } finally {
+    window.requests -= 1;
+  }
+};
 const set = window.setTimeout, clear = window.clearTimeout;
 window.setTimeout = (work, delay) => {
   const timer = set(() => { window.timers.delete(timer); work(); }, delay);
@@ -607,8 +618,8 @@ def test_the_pause_button_stops_refreshing_and_starts_it_again(
     browser.press(Keys.SPACE)
     assert browser.script("return document.activeElement.ariaPressed") == "true"
     assert browser.text("#note") == "paused"
-    # no refresh is to come
-    wait_until(lambda: browser.script("return timers.size") == 0)
+    # nothing is to come any more
+    wait_until(lambda: browser.script("return timers.size === 0 && requests === 0"))
     pause(db, "INC-43")
     browser.press(Keys.SPACE)
     browser.wait_for("INC-43")
