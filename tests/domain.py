@@ -523,7 +523,10 @@ INVARIANTS: dict[str, LiteralString] = {
         group by t.job
         having sum(t.runs) - min(h.runs) <> (
             select count(*) from expiration.run as r
-            where r.job = t.job and r.driver = 'sql' and r.status in ('completed', 'capped', 'stopped', 'failed')
+            where
+                r.job = t.job
+                and r.driver = 'sql'
+                and r.status in ('completed', 'capped', 'stopped', 'failed')
         )""",
     "event ids and sequence numbers are unique": """
         select id from outbox.event group by id having count(*) > 1

@@ -580,8 +580,9 @@ def test_an_operator_verifies_and_recovers_as_long_as_the_slot_can_be_used(
     # what was written into a table of its own is in the outbox once that is attached, and in no slot's log
     stack_db.rows("create table outbox.by_hand (like outbox.event including defaults including constraints)")
     stack_db.rows(
-        "insert into outbox.by_hand (seq, id, created_at, aggregate_type, aggregate_id, tenant_id, event_type,"
-        " topic, payload, correlation_id) select seq + 1000, gen_random_uuid(), '2020-01-01 12:00+00',"
+        "insert into outbox.by_hand (seq, id, created_at, aggregate_type, aggregate_id, tenant_id,"
+        " event_type, topic, payload, correlation_id)"
+        " select seq + 1000, gen_random_uuid(), '2020-01-01 12:00+00',"
         " aggregate_type, aggregate_id, tenant_id, event_type, topic, payload, gen_random_uuid()"
         " from outbox.event limit 1"
     )

@@ -452,8 +452,9 @@ def dropped(lab: Lab) -> list[Row]:
             "no dead tuples, disk back",
             f"{dead:,} dead tuples, {touched:,} updates and deletes beside {inserted:,} inserts; MB before, "
             f"full, afterwards: database {sizes['database']}, folder of the log {sizes['log']}, held back "
-            f"for the slot {sizes['held back']}; sealed, confirmed and dropped by {calls} calls in {took:.1f} s; "
-            f"{events / seconds:,.0f} events/s, each came once; Kafka keeps {kafka:.0f} bytes an event",
+            f"for the slot {sizes['held back']}; sealed, confirmed and dropped by {calls} calls "
+            f"in {took:.1f} s; {events / seconds:,.0f} events/s, each came once; "
+            f"Kafka keeps {kafka:.0f} bytes an event",
             met(dead == 0 and touched == 0 and is_back),
             [{"before": before, "full": full, "after": after, "seconds": seconds, "dropping": took}],
         )

@@ -342,8 +342,8 @@ class _Examination:
                 f"consumer {row['consumer']} has put aside {count(row['messages'], 'message')} of "
                 f"{row['topic']}",
                 "it could not understand them, and they had no effect",
-                f"select * from {row['consumer']}.parked; mend the cause, pyrunner cdc replay --event ID, then: "
-                f"select {row['consumer']}.dismiss_parked(id);",
+                f"select * from {row['consumer']}.parked; mend the cause, "
+                f"pyrunner cdc replay --event ID, then: select {row['consumer']}.dismiss_parked(id);",
             )
 
     # ------------------------------------------------------------ Kafka
