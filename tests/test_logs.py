@@ -171,6 +171,22 @@ def test_a_batch_that_came_late_and_a_replay_change_nothing_about_who_expired_wh
     assert {line["correlationId"] for line in items} == {str(run_id)}
 
 
+def test_items_of_batches_from_before_the_upgrade_are_logged_too(db: Database) -> None:
+    fill(db)
+    set_job(db, LEADS, batch_size=2)
+    run_job(db, LEADS)
+    run_job(db, BOOKINGS)
+
+    def items() -> list[dict[str, Any]]:
+        lines = [line for line in logs(db, "--level", "debug") if line["level"] == "debug"]
+        return sorted(({**line, "timestamp": None} for line in lines), key=str)
+
+    before = items()
+    assert len(before) == 9
+    run(db, "update expiration.batch set transaction_start = null")
+    assert items() == before
+
+
 @pytest.mark.requirement("L15")
 @pytest.mark.parametrize("level", ["debug", "info", "warning"])
 def test_what_a_run_printed_is_what_logs_prints_of_it(db: Database, level: str) -> None:
