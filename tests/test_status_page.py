@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from html import unescape
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -30,6 +31,7 @@ from tests.domain import (
     add_poison,
     add_trigger,
     drop_trigger,
+    gate,
     run_batch,
     run_job,
     set_job,
@@ -411,6 +413,96 @@ def test_no_personal_data_is_shown(db: Database, exporter: Exporter) -> None:
                 found = [row[0] for row in db.rows(query.format(sql.Identifier(name), where))]
                 assert found
                 assert not [one for one in found if one in page], name
+
+
+# ------------------------------------------------------------------------------------------- what is wrong
+
+
+def findings(exporter: Exporter) -> list[tuple[str, str]]:
+    """What the page finds, in its order: severity and sentence."""
+    pattern = r'<strong class="(\w+)">.*?<span class="message">(.*?)</span>'
+    return [
+        (severity, unescape(what)) for severity, what in re.findall(pattern, exporter.get().text, re.DOTALL)
+    ]
+
+
+@pytest.mark.requirement("L19", "B15")
+def test_a_job_that_nobody_drives_is_a_fault_unless_it_is_paused(db: Database, exporter: Exporter) -> None:
+    assert findings(exporter) == []
+    db.rows("update expiration.job set created_at = created_at - interval '3 hours'")
+    assert findings(exporter) == [
+        ("fault", f"{job} has had no successful cycle for 3 h; it has never succeeded.") for job in JOBS
+    ]
+    run_job(db, LEADS)
+    ((severity, what),) = findings(exporter)
+    assert (severity, BOOKINGS in what) == ("fault", True)
+    db.rows("select expiration.pause(%s)", (BOOKINGS,))
+    ((severity, what),) = findings(exporter)
+    assert (severity, "is paused by postgres since" in what) == ("warning", True)
+
+
+@pytest.mark.requirement("L18", "B14", "B16")
+def test_items_that_stay_due_and_a_cycle_that_hangs_are_faults(db: Database, exporter: Exporter) -> None:
+    for job in JOBS:
+        run_job(db, job)
+    add_leads(db, 2, due="64 minutes")
+    add_bookings(db, 1, due="60 s")
+    assert findings(exporter) == []
+    add_leads(db, 1, due="66 minutes")
+    add_bookings(db, 1, due="10 minutes")
+    assert [what.rpartition(" for ")[0] for _, what in findings(exporter)] == [
+        f"3 items of {LEADS} are due, the oldest",
+        f"2 items of {BOOKINGS} are due, the oldest",
+    ]
+    assert {severity for severity, _ in findings(exporter)} == {"fault"}
+    run_job(db, BOOKINGS)
+    (item,) = add_leads(db, 1)
+    with gate(db, "Lead", item):
+        hung = db.background(lambda connection: connection.execute("call expiration.run_job(%s)", (LEADS,)))
+        db.wait_for_lock(hung.pid)
+        db.rows(
+            "update expiration.run set started_at = started_at - interval '3 hours' where status = 'running'"
+        )
+        faults = [what for _, what in findings(exporter)]
+        assert len(faults) == 2
+        assert f"A cycle of {LEADS} by psql has been at work since" in faults[1]
+    hung.result()
+
+
+def test_a_run_whose_driver_vanished_and_partitions_that_are_not_made_are_warnings(
+    db: Database, exporter: Exporter
+) -> None:
+    with db.connect("crm_runner") as vanished:
+        start_run(vanished, LEADS)
+    db.rows("select expiration.reap_runs()")
+    (name,) = db.rows(
+        "select string_agg('outbox.' || name, ', ') from outbox.partition"
+        " where from_time > now() + interval '2 days'"
+    )[0]
+    db.rows(sql.SQL("drop table {}").format(sql.SQL(name)))
+    assert findings(exporter) == [
+        ("warning", f"The last cycle of {LEADS} was abandoned: whoever drove it is gone."),
+        ("warning", "Of the outbox only 2 partitions ahead of today are made."),
+    ]
+
+
+@pytest.mark.slow
+def test_a_slot_that_is_lost_soon_is_a_fault(private_server: Callable[..., Server]) -> None:
+    server = private_server(max_slot_wal_keep_size="64MB", min_wal_size="32MB", max_wal_size="64MB")
+    with server.database() as db, serving(db.role_dsn("crm_monitor")) as one, read_slot(db) as name:
+        # it is read, and nothing is confirmed
+        assert findings(one) == []
+        db.rows(
+            "select pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = %s", (name,)
+        )
+        fill = (
+            "select pg_logical_emit_message(false, 'fill', repeat('x', 1000000)) from generate_series(1, 8)"
+        )
+        soon = "select safe_wal_size < 0.25 * (safe_wal_size + retained_bytes) from outbox.slot_figures"
+        while not db.value(soon):
+            db.rows(fill)
+        said = [what for severity, what in findings(one) if severity == "fault"]
+        assert [what for what in said if f"Replication slot {name} is lost after another" in what]
 
 
 # -------------------------------------------------------------------------------------------- for everybody
