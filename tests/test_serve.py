@@ -384,8 +384,9 @@ def test_the_outbox_and_its_readers(db: Database, exporter: Exporter) -> None:
         assert value(samples, "crm_outbox_backlog_seconds", slot=name) > 0
         assert value(samples, "crm_outbox_retained_bytes", slot=name) > 0
         assert value(samples, "crm_outbox_slot_confirmed_bytes", slot=name) == confirmed
-        # without max_slot_wal_keep_size there is no limit, and a slot that is gone has no position
-        assert values(samples, "crm_outbox_slot_left_bytes") == []
+        # there may be no limit, and a slot that is gone has no position
+        is_limited = db.value("select current_setting('max_slot_wal_keep_size') <> '-1'")
+        assert len(values(samples, "crm_outbox_slot_left_bytes")) == is_limited
         assert values(samples, "crm_outbox_backlog_events", slot="gone") == []
         assert value(samples, "crm_outbox_partitions_ahead") == 7
         assert value(samples, "crm_outbox_default_events") == 0
@@ -657,8 +658,9 @@ def test_a_database_that_does_not_answer_piles_up_nothing(private_server: Callab
             for scraper in scrapers:
                 scraper.join(60)
             assert len(answers) == 20
-            assert all(only_up(samples) for samples in answers)
-            # the connection was given up, and another one works
+            # those that came in time got none; then the connection was given up, and another one works
+            assert any(only_up(samples) for samples in answers)
+            assert all(only_up(samples) or value(samples, "crm_exporter_up") == 1 for samples in answers)
             one.wait_until_up(1)
             assert process.num_threads() <= threads
             wait_until(lambda: len(process.net_connections()) <= connections)
