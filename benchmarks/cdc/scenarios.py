@@ -495,13 +495,15 @@ def memory(lab: Lab) -> list[Row]:
         time.sleep(lab.scale.idle_seconds)
     rows = []
     for name in PROCESSES:
-        shown = f"{_mb(idle.peak[name])} MB idle, {_mb(lab.whole.peak[name])} MB at most"
+        # the two are sampled each at its own moments
+        most = max(idle.peak[name], lab.whole.peak[name])
+        shown = f"{_mb(idle.peak[name])} MB idle, {_mb(most)} MB at most"
         if name in idle.cpu:
             shown += f"; {100 * idle.cpu[name] / idle.seconds:.1f} % of a core idle"
         rows.append(
             Row(
                 "memory", f"memory: {_SHOWN[name]}", "", shown, "",
-                [{"idle": idle.peak[name], "most": lab.whole.peak[name], "cpu": idle.cpu.get(name)}],
+                [{"idle": idle.peak[name], "most": most, "cpu": idle.cpu.get(name)}],
             )
         )  # fmt: skip
     return rows

@@ -97,7 +97,8 @@ class Source:
 
     def rows(self, name: str, parameters: Any = None) -> list[DictRow]:
         """The rows of queries/cdc/NAME.sql."""
-        found = rows(self.connection, query(f"cdc/{name}"), parameters)
+        # without any parameters psycopg would leave the doubled signs of the percent as they are
+        found = rows(self.connection, query(f"cdc/{name}"), {} if parameters is None else parameters)
         self._end()
         return found
 
