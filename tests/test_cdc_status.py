@@ -1,6 +1,7 @@
 """`pyrunner cdc status`: each trouble is found, with a remedy that is one, and nothing else is found."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -116,6 +117,25 @@ def test_a_connector_that_reads_another_database_is_told_as_such(well: Cdc) -> N
         found = status(replace(well, db=database), code=9)
         finding = the(found, f"reads database {well.db.name}, and this is {database.name}")
         assert "--name" in finding["remedy"]
+
+
+def test_a_connector_that_goes_on_meanwhile_is_not_taken_for_one_left_behind(well: Cdc) -> None:
+    confirmed = (
+        "select confirmed_flush_lsn > (select max(lsn) from outbox.event)"
+        " from pg_replication_slots where slot_name = %s"
+    )
+    with ThreadPoolExecutor(1) as other, well.db.connect(autocommit=False) as keeper:
+        # it asks the connector, then stands before the slot
+        keeper.execute("lock table outbox.slot in access exclusive mode")
+        answer = other.submit(status, well)
+        well.db.wait_until(
+            "select exists (select from pg_locks where not granted and relation = 'outbox.slot'::regclass)"
+        )
+        well.expire_leads(1)
+        well.db.wait_until(confirmed, (well.setup.slot,), timeout=60)
+        keeper.rollback()
+        found = answer.result()
+    assert [finding["what"] for finding in trouble(found)] == []
 
 
 def test_nothing_installed_is_one_finding(well: Cdc) -> None:

@@ -1,5 +1,6 @@
 """How the way from the outbox to Kafka is, end to end; each trouble with what to type against it."""
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -238,8 +239,7 @@ class _Examination:
                 "what it had not delivered is in the outbox only", RECOVER,
             )  # fmt: skip
             return
-        position = self._position
-        if position is not None and slot.confirmed is not None and slot.confirmed > position:
+        if self._is_ahead(slot):
             self._find(
                 "error", f"slot {name} was made anew: it is ahead of where the connector left off",
                 "what lies between was not delivered", RECOVER,
@@ -254,6 +254,15 @@ class _Examination:
             self._look_at_lag(row)
         found = source.rows("reader", {"slot": name})
         self._reads_since = found[0]["since"] if found else None
+
+    def _is_ahead(self, slot: Slot) -> bool:
+        """Whether the slot has confirmed what its connector knows nothing of."""
+        if self._position is None or slot.confirmed is None or slot.confirmed <= self._position:
+            return False
+        # one at work has gone on since it was asked; what the slot has confirmed it had noted before that
+        with contextlib.suppress(ConnectError), Connect(self._setup.connect_url, patience=10) as connect:
+            self._position = position_of(connect.offsets(self._setup.connector))
+        return self._position is not None and slot.confirmed > self._position
 
     def _look_at_lag(self, row: DictRow) -> None:
         if row["wal_status"] == "unreserved" or (
