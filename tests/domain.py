@@ -502,13 +502,16 @@ INVARIANTS: dict[str, LiteralString] = {
             and h.items <> (
                 select count(*)
                 from (
-                    select expired_at - reserve_expires_at as lateness from crm.bookings
+                    select id, expired_at - reserve_expires_at as lateness from crm.bookings
                     where status = 'ReserveExpired' and h.phase = 'Reserve'
                     union all
-                    select expired_at - booking_expires_at from crm.bookings
+                    select id, expired_at - booking_expires_at from crm.bookings
                     where status = 'BookingExpired' and h.phase = 'Booking'
                 ) as i
-                where h.le = 'Infinity' or i.lateness <= make_interval(secs => h.le)
+                where
+                    (h.le = 'Infinity' or i.lateness <= make_interval(secs => h.le))
+                    -- one that was made as expired was expired by nobody
+                    and exists (select from outbox.event as e where e.aggregate_id = i.id)
             )""",
     "the histograms count every item and every cycle": """
         select t.job, t.phase, t.expired

@@ -914,177 +914,61 @@ end
 $$;
 ALTER FUNCTION expiration.batch_failed(run_id uuid, sqlstate text, error text) OWNER TO crm_owner;
 COMMENT ON FUNCTION expiration.batch_failed(run_id uuid, sqlstate text, error text) IS 'What to do after a batch that raised and was rolled back: retry after delay (deadlock, lock timeout, serialization failure; at most job.max_transient_retries times a run), or not: then the run has been ended as failed.';
-CREATE FUNCTION outbox.traceparent(run_id uuid, batch_number integer) RETURNS text
-    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
-    RETURN (((('00-'::text || replace((run_id)::text, '-'::text, ''::text)) || '-'::text) || substr(md5((((run_id)::text || ':'::text) || (batch_number)::text)), 1, 16)) || '-01'::text);
-ALTER FUNCTION outbox.traceparent(run_id uuid, batch_number integer) OWNER TO crm_owner;
-COMMENT ON FUNCTION outbox.traceparent(run_id uuid, batch_number integer) IS 'W3C trace context of a batch: trace id = run id, parent span id derived from run and batch number, sampled.';
-CREATE TABLE expiration.batch (
-    run_id uuid NOT NULL,
-    number integer NOT NULL,
-    phase text NOT NULL,
-    step text NOT NULL,
-    started_at timestamp with time zone NOT NULL,
-    finished_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    claimed integer NOT NULL,
-    expired integer NOT NULL,
-    failed integer NOT NULL,
-    skipped_locked integer NOT NULL,
-    drained boolean NOT NULL,
-    capped boolean DEFAULT false NOT NULL,
-    oldest_deadline timestamp with time zone,
-    last_deadline timestamp with time zone,
-    last_id uuid,
-    phase_expired bigint NOT NULL,
-    retry_failures integer DEFAULT 0 NOT NULL,
-    failures jsonb,
-    lateness integer[],
-    lateness_seconds double precision,
-    tallied boolean DEFAULT false NOT NULL,
-    transaction_start timestamp with time zone DEFAULT now(),
-    CONSTRAINT batch_step_is_known CHECK ((step = ANY (ARRAY['claim'::text, 'retry'::text])))
-);
-ALTER TABLE expiration.batch OWNER TO crm_owner;
-COMMENT ON TABLE expiration.batch IS 'One row a batch, appended in the batch''s own transaction; nobody ever updates it.';
-COMMENT ON COLUMN expiration.batch.run_id IS 'The run.';
-COMMENT ON COLUMN expiration.batch.number IS 'From 1.';
-COMMENT ON COLUMN expiration.batch.phase IS 'Lead, Reserve or Booking.';
-COMMENT ON COLUMN expiration.batch.step IS 'claim (due items in deadline order) or retry (items that failed before).';
-COMMENT ON COLUMN expiration.batch.started_at IS 'When it started, by the clock.';
-COMMENT ON COLUMN expiration.batch.finished_at IS 'When its work was done, just before COMMIT.';
-COMMENT ON COLUMN expiration.batch.claimed IS 'Items claimed.';
-COMMENT ON COLUMN expiration.batch.expired IS 'Items expired, each with one event.';
-COMMENT ON COLUMN expiration.batch.failed IS 'Items that failed alone.';
-COMMENT ON COLUMN expiration.batch.skipped_locked IS 'Due items in the batch''s range that another transaction held.';
-COMMENT ON COLUMN expiration.batch.drained IS 'Nothing of this step is left behind it.';
-COMMENT ON COLUMN expiration.batch.capped IS 'The cycle''s cap was reached here while due items were left.';
-COMMENT ON COLUMN expiration.batch.oldest_deadline IS 'Oldest deadline claimed.';
-COMMENT ON COLUMN expiration.batch.last_deadline IS 'Cursor: deadline of the last item claimed.';
-COMMENT ON COLUMN expiration.batch.last_id IS 'Cursor: id of the last item claimed.';
-COMMENT ON COLUMN expiration.batch.phase_expired IS 'Items expired so far in this run and phase.';
-COMMENT ON COLUMN expiration.batch.retry_failures IS 'Retried items that failed again so far in this run and phase.';
-COMMENT ON COLUMN expiration.batch.failures IS 'The failed items: array of {id, sqlstate, message}.';
-COMMENT ON COLUMN expiration.batch.lateness IS 'Items expired, by bucket of lateness (as_of - deadline): see expiration.lateness_bounds; null when none expired.';
-COMMENT ON COLUMN expiration.batch.lateness_seconds IS 'Lateness of the items expired, summed; infinite deadlines left out.';
-COMMENT ON COLUMN expiration.batch.tallied IS 'Its counts are in expiration.batch_tally.';
-COMMENT ON COLUMN expiration.batch.transaction_start IS 'Start of its transaction: outbox.event.created_at of its events. Null in batches from before 0.3.0.';
-CREATE TABLE outbox.event (
-    seq bigint NOT NULL,
-    id uuid DEFAULT gen_random_uuid() NOT NULL,
-    created_at timestamp with time zone DEFAULT now() NOT NULL,
-    aggregate_type text NOT NULL,
-    aggregate_id uuid NOT NULL,
-    tenant_id uuid NOT NULL,
-    event_type text NOT NULL,
-    contract_version integer DEFAULT 1 NOT NULL,
-    topic text NOT NULL,
-    payload jsonb NOT NULL,
-    correlation_id uuid,
-    traceparent text,
-    occurred_at timestamp with time zone DEFAULT now() NOT NULL,
-    lsn pg_lsn DEFAULT pg_current_wal_insert_lsn() NOT NULL,
-    replay_id uuid,
-    CONSTRAINT event_contract_version_is_positive CHECK ((contract_version >= 1)),
-    CONSTRAINT event_is_routable CHECK (((topic <> ''::text) AND (event_type <> ''::text) AND (aggregate_type <> ''::text))),
-    CONSTRAINT event_payload_is_object CHECK ((jsonb_typeof(payload) = 'object'::text))
-)
-PARTITION BY RANGE (created_at);
-ALTER TABLE outbox.event OWNER TO crm_owner;
-COMMENT ON TABLE outbox.event IS 'Integration events, one row each, read from the log by Debezium. Append only: UPDATE is refused, partitions go whole.';
-COMMENT ON COLUMN outbox.event.seq IS 'Order of insertion; gaps are normal, and it is not the order of commit.';
-COMMENT ON COLUMN outbox.event.id IS 'Event id: what consumers tell repeats by. A replay appends the same id again.';
-COMMENT ON COLUMN outbox.event.created_at IS 'Start of the transaction that appended it; chooses the partition.';
-COMMENT ON COLUMN outbox.event.aggregate_type IS 'Lead or Booking.';
-COMMENT ON COLUMN outbox.event.aggregate_id IS 'The lead or booking; the key in Kafka.';
-COMMENT ON COLUMN outbox.event.tenant_id IS 'The tenant of the aggregate.';
-COMMENT ON COLUMN outbox.event.event_type IS 'Name of the event, such as LeadExpiredEvent.';
-COMMENT ON COLUMN outbox.event.contract_version IS 'Version of the payload''s contract.';
-COMMENT ON COLUMN outbox.event.topic IS 'Kafka topic.';
-COMMENT ON COLUMN outbox.event.payload IS 'The event as JSON: camelCase names, times in UTC by ISO 8601, no personal data.';
-COMMENT ON COLUMN outbox.event.correlation_id IS 'The run that caused it.';
-COMMENT ON COLUMN outbox.event.traceparent IS 'W3C trace context: the trace is the run, the parent span its batch.';
-COMMENT ON COLUMN outbox.event.occurred_at IS 'When it happened in the domain: the cut-off of the cycle.';
-COMMENT ON COLUMN outbox.event.lsn IS 'Position in the log at insertion: beyond a slot''s confirmed_flush_lsn it is not published yet.';
-COMMENT ON COLUMN outbox.event.replay_id IS 'The replay that appended the event once more; null at its first publication.';
 CREATE FUNCTION expiration.batch_item(run_id uuid, batch_number integer, max_items integer DEFAULT 2147483647) RETURNS TABLE(item_id uuid, tenant_id uuid, deal_id uuid, sqlstate text)
     LANGUAGE sql STABLE STRICT SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
     SET jit TO 'off'
-    BEGIN ATOMIC
- WITH batch AS MATERIALIZED (
-          SELECT b.run_id,
-             b.number,
-             b.phase,
-             b.step,
-             b.started_at,
-             b.finished_at,
-             b.claimed,
-             b.expired,
-             b.failed,
-             b.skipped_locked,
-             b.drained,
-             b.capped,
-             b.oldest_deadline,
-             b.last_deadline,
-             b.last_id,
-             b.phase_expired,
-             b.retry_failures,
-             b.failures,
-             b.lateness,
-             b.lateness_seconds,
-             b.tallied,
-             b.transaction_start,
-             outbox.traceparent(b.run_id, b.number) AS traceparent
-            FROM expiration.batch b
-           WHERE ((b.run_id = batch_item.run_id) AND (b.number = batch_item.batch_number))
-         ), failed AS (
-          SELECT f.id AS item_id,
-             COALESCE(l.tenant_id, k.tenant_id) AS tenant_id,
-             k.deal_id,
-             f.sqlstate,
-             0 AS part,
-             f.place
-            FROM (((batch b
-              CROSS JOIN LATERAL ROWS FROM(jsonb_to_recordset(b.failures) AS (id uuid, sqlstate text)) WITH ORDINALITY f(id, sqlstate, place))
-              LEFT JOIN crm.leads l ON (((b.phase = 'Lead'::text) AND (f.id = l.id))))
-              LEFT JOIN crm.bookings k ON (((b.phase <> 'Lead'::text) AND (f.id = k.id))))
-           ORDER BY f.place
-          LIMIT batch_item.max_items
-         ), expired AS (
-          SELECT e.aggregate_id,
-             e.tenant_id,
-             ((e.payload ->> 'dealId'::text))::uuid AS uuid,
-             NULL::text AS text,
-             1 AS "?column?",
-             e.seq
-            FROM (batch b
-              JOIN outbox.event e ON ((((e.created_at >= COALESCE(b.transaction_start, (b.started_at - '00:01:00'::interval))) AND (e.created_at <= COALESCE(b.transaction_start, b.finished_at))) AND (b.traceparent = e.traceparent) AND (e.replay_id IS NULL))))
-           ORDER BY e.seq
-          LIMIT batch_item.max_items
-         )
-  SELECT i.item_id,
-     i.tenant_id,
-     i.deal_id,
-     i.sqlstate
-    FROM ( SELECT failed.item_id,
-             failed.tenant_id,
-             failed.deal_id,
-             failed.sqlstate,
-             failed.part,
-             failed.place
-            FROM failed
-         UNION ALL
-          SELECT expired.aggregate_id,
-             expired.tenant_id,
-             expired.uuid,
-             expired.text,
-             expired."?column?",
-             expired.seq
-            FROM expired) i
-   ORDER BY i.part, i.place
-  LIMIT batch_item.max_items;
-END;
+    AS $$
+    with batch as materialized (
+        select b.*, outbox.traceparent(b.run_id, b.number) as traceparent
+        from expiration.batch as b
+        where b.run_id = batch_item.run_id and b.number = batch_item.batch_number
+    ),
+    failed as (
+        -- one that failed has no event: its tenant stands in its own row, as long as that is there
+        select
+            f.id as item_id,
+            coalesce(l.tenant_id, k.tenant_id) as tenant_id,
+            k.deal_id,
+            f.sqlstate,
+            0 as part,
+            f.place
+        from batch as b
+        cross join lateral rows from (
+            jsonb_to_recordset(b.failures) as (id uuid, sqlstate text)
+        ) with ordinality as f (id, sqlstate, place)
+        left join crm.leads as l on b.phase = 'Lead' and f.id = l.id
+        left join crm.bookings as k on b.phase <> 'Lead' and f.id = k.id
+        order by f.place
+        limit batch_item.max_items
+    ),
+    expired as (
+        select
+            e.aggregate_id,
+            e.tenant_id,
+            (e.payload ->> 'dealId')::uuid,
+            null::text,
+            1,
+            e.seq
+        from batch as b
+        inner join outbox.event as e on
+            e.created_at between coalesce(b.transaction_start, b.started_at - interval '1 minute')
+            and coalesce(b.transaction_start, b.finished_at)
+            and b.traceparent = e.traceparent
+            and e.replay_id is null
+        order by e.seq
+        limit batch_item.max_items
+    )
+    select i.item_id, i.tenant_id, i.deal_id, i.sqlstate
+    from (
+        select * from failed
+        union all
+        select * from expired
+    ) as i
+    order by i.part, i.place
+    limit batch_item.max_items;
+$$;
 ALTER FUNCTION expiration.batch_item(run_id uuid, batch_number integer, max_items integer) OWNER TO crm_owner;
 COMMENT ON FUNCTION expiration.batch_item(run_id uuid, batch_number integer, max_items integer) IS 'The items of a batch, at most max_items: first those that failed alone (sqlstate), then those that expired, in their order. Expired ones are read from the outbox as long as it keeps them; deal_id is a booking''s.';
 CREATE FUNCTION expiration.check_batch(function_name text, as_of timestamp with time zone, batch_size integer, batch_number integer, after_deadline timestamp with time zone, after_id uuid) RETURNS void
@@ -1982,6 +1866,55 @@ end
 $$;
 ALTER FUNCTION expiration.has_due(job text, phase text, as_of timestamp with time zone, after_deadline timestamp with time zone, after_id uuid) OWNER TO crm_owner;
 COMMENT ON FUNCTION expiration.has_due(job text, phase text, as_of timestamp with time zone, after_deadline timestamp with time zone, after_id uuid) IS 'Whether anything is due beyond the cursor, failed items apart.';
+CREATE TABLE expiration.batch (
+    run_id uuid NOT NULL,
+    number integer NOT NULL,
+    phase text NOT NULL,
+    step text NOT NULL,
+    started_at timestamp with time zone NOT NULL,
+    finished_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    claimed integer NOT NULL,
+    expired integer NOT NULL,
+    failed integer NOT NULL,
+    skipped_locked integer NOT NULL,
+    drained boolean NOT NULL,
+    capped boolean DEFAULT false NOT NULL,
+    oldest_deadline timestamp with time zone,
+    last_deadline timestamp with time zone,
+    last_id uuid,
+    phase_expired bigint NOT NULL,
+    retry_failures integer DEFAULT 0 NOT NULL,
+    failures jsonb,
+    lateness integer[],
+    lateness_seconds double precision,
+    tallied boolean DEFAULT false NOT NULL,
+    transaction_start timestamp with time zone DEFAULT now(),
+    CONSTRAINT batch_step_is_known CHECK ((step = ANY (ARRAY['claim'::text, 'retry'::text])))
+);
+ALTER TABLE expiration.batch OWNER TO crm_owner;
+COMMENT ON TABLE expiration.batch IS 'One row a batch, appended in the batch''s own transaction; nobody ever updates it.';
+COMMENT ON COLUMN expiration.batch.run_id IS 'The run.';
+COMMENT ON COLUMN expiration.batch.number IS 'From 1.';
+COMMENT ON COLUMN expiration.batch.phase IS 'Lead, Reserve or Booking.';
+COMMENT ON COLUMN expiration.batch.step IS 'claim (due items in deadline order) or retry (items that failed before).';
+COMMENT ON COLUMN expiration.batch.started_at IS 'When it started, by the clock.';
+COMMENT ON COLUMN expiration.batch.finished_at IS 'When its work was done, just before COMMIT.';
+COMMENT ON COLUMN expiration.batch.claimed IS 'Items claimed.';
+COMMENT ON COLUMN expiration.batch.expired IS 'Items expired, each with one event.';
+COMMENT ON COLUMN expiration.batch.failed IS 'Items that failed alone.';
+COMMENT ON COLUMN expiration.batch.skipped_locked IS 'Due items in the batch''s range that another transaction held.';
+COMMENT ON COLUMN expiration.batch.drained IS 'Nothing of this step is left behind it.';
+COMMENT ON COLUMN expiration.batch.capped IS 'The cycle''s cap was reached here while due items were left.';
+COMMENT ON COLUMN expiration.batch.oldest_deadline IS 'Oldest deadline claimed.';
+COMMENT ON COLUMN expiration.batch.last_deadline IS 'Cursor: deadline of the last item claimed.';
+COMMENT ON COLUMN expiration.batch.last_id IS 'Cursor: id of the last item claimed.';
+COMMENT ON COLUMN expiration.batch.phase_expired IS 'Items expired so far in this run and phase.';
+COMMENT ON COLUMN expiration.batch.retry_failures IS 'Retried items that failed again so far in this run and phase.';
+COMMENT ON COLUMN expiration.batch.failures IS 'The failed items: array of {id, sqlstate, message}.';
+COMMENT ON COLUMN expiration.batch.lateness IS 'Items expired, by bucket of lateness (as_of - deadline): see expiration.lateness_bounds; null when none expired.';
+COMMENT ON COLUMN expiration.batch.lateness_seconds IS 'Lateness of the items expired, summed; infinite deadlines left out.';
+COMMENT ON COLUMN expiration.batch.tallied IS 'Its counts are in expiration.batch_tally.';
+COMMENT ON COLUMN expiration.batch.transaction_start IS 'Start of its transaction: outbox.event.created_at of its events. Null in batches from before 0.3.0.';
 CREATE FUNCTION expiration.last_sign_of_life(run_id uuid) RETURNS timestamp with time zone
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -3313,6 +3246,44 @@ end
 $$;
 ALTER FUNCTION outbox.forget_slot(name text) OWNER TO crm_owner;
 COMMENT ON FUNCTION outbox.forget_slot(name text) IS 'Notes that a slot reads the outbox no longer, so that retention does not wait for it. Returns whether it was known. Drops no slot.';
+CREATE TABLE outbox.event (
+    seq bigint NOT NULL,
+    id uuid DEFAULT gen_random_uuid() NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    aggregate_type text NOT NULL,
+    aggregate_id uuid NOT NULL,
+    tenant_id uuid NOT NULL,
+    event_type text NOT NULL,
+    contract_version integer DEFAULT 1 NOT NULL,
+    topic text NOT NULL,
+    payload jsonb NOT NULL,
+    correlation_id uuid,
+    traceparent text,
+    occurred_at timestamp with time zone DEFAULT now() NOT NULL,
+    lsn pg_lsn DEFAULT pg_current_wal_insert_lsn() NOT NULL,
+    replay_id uuid,
+    CONSTRAINT event_contract_version_is_positive CHECK ((contract_version >= 1)),
+    CONSTRAINT event_is_routable CHECK (((topic <> ''::text) AND (event_type <> ''::text) AND (aggregate_type <> ''::text))),
+    CONSTRAINT event_payload_is_object CHECK ((jsonb_typeof(payload) = 'object'::text))
+)
+PARTITION BY RANGE (created_at);
+ALTER TABLE outbox.event OWNER TO crm_owner;
+COMMENT ON TABLE outbox.event IS 'Integration events, one row each, read from the log by Debezium. Append only: UPDATE is refused, partitions go whole.';
+COMMENT ON COLUMN outbox.event.seq IS 'Order of insertion; gaps are normal, and it is not the order of commit.';
+COMMENT ON COLUMN outbox.event.id IS 'Event id: what consumers tell repeats by. A replay appends the same id again.';
+COMMENT ON COLUMN outbox.event.created_at IS 'Start of the transaction that appended it; chooses the partition.';
+COMMENT ON COLUMN outbox.event.aggregate_type IS 'Lead or Booking.';
+COMMENT ON COLUMN outbox.event.aggregate_id IS 'The lead or booking; the key in Kafka.';
+COMMENT ON COLUMN outbox.event.tenant_id IS 'The tenant of the aggregate.';
+COMMENT ON COLUMN outbox.event.event_type IS 'Name of the event, such as LeadExpiredEvent.';
+COMMENT ON COLUMN outbox.event.contract_version IS 'Version of the payload''s contract.';
+COMMENT ON COLUMN outbox.event.topic IS 'Kafka topic.';
+COMMENT ON COLUMN outbox.event.payload IS 'The event as JSON: camelCase names, times in UTC by ISO 8601, no personal data.';
+COMMENT ON COLUMN outbox.event.correlation_id IS 'The run that caused it.';
+COMMENT ON COLUMN outbox.event.traceparent IS 'W3C trace context: the trace is the run, the parent span its batch.';
+COMMENT ON COLUMN outbox.event.occurred_at IS 'When it happened in the domain: the cut-off of the cycle.';
+COMMENT ON COLUMN outbox.event.lsn IS 'Position in the log at insertion: beyond a slot''s confirmed_flush_lsn it is not published yet.';
+COMMENT ON COLUMN outbox.event.replay_id IS 'The replay that appended the event once more; null at its first publication.';
 CREATE FUNCTION outbox.is_publication_right(name text) RETURNS boolean
     LANGUAGE sql STABLE STRICT
     BEGIN ATOMIC
@@ -3566,6 +3537,11 @@ end
 $$;
 ALTER FUNCTION outbox.replay(reason text, event_ids uuid[], aggregate_id uuid, topic text, since timestamp with time zone, until timestamp with time zone, max_events integer) OWNER TO crm_owner;
 COMMENT ON FUNCTION outbox.replay(reason text, event_ids uuid[], aggregate_id uuid, topic text, since timestamp with time zone, until timestamp with time zone, max_events integer) IS 'Publishes events once more: appends them again with their ids, so that consumers that have had them do nothing, and with replay_id, which Kafka carries as the header replayed. All that outbox.preview_replay shows, or nothing: XP017 beyond max_events. On record in outbox.replay_log.';
+CREATE FUNCTION outbox.traceparent(run_id uuid, batch_number integer) RETURNS text
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    RETURN (((('00-'::text || replace((run_id)::text, '-'::text, ''::text)) || '-'::text) || substr(md5((((run_id)::text || ':'::text) || (batch_number)::text)), 1, 16)) || '-01'::text);
+ALTER FUNCTION outbox.traceparent(run_id uuid, batch_number integer) OWNER TO crm_owner;
+COMMENT ON FUNCTION outbox.traceparent(run_id uuid, batch_number integer) IS 'W3C trace context of a batch: trace id = run id, parent span id derived from run and batch number, sampled.';
 CREATE FUNCTION outbox.utc(instant timestamp with time zone) RETURNS text
     LANGUAGE sql STABLE STRICT PARALLEL SAFE
     RETURN to_char((instant AT TIME ZONE 'UTC'::text), 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'::text);
@@ -4720,14 +4696,6 @@ REVOKE ALL ON FUNCTION crm.reserve_property(tenant_id uuid, deal_id uuid, proper
 GRANT ALL ON FUNCTION crm.reserve_property(tenant_id uuid, deal_id uuid, property_object_id uuid, reserve_expires_at timestamp with time zone, actor text, correlation_id uuid) TO crm_app;
 REVOKE ALL ON FUNCTION expiration.batch_failed(run_id uuid, sqlstate text, error text) FROM PUBLIC;
 GRANT ALL ON FUNCTION expiration.batch_failed(run_id uuid, sqlstate text, error text) TO crm_runner;
-REVOKE ALL ON FUNCTION outbox.traceparent(run_id uuid, batch_number integer) FROM PUBLIC;
-GRANT ALL ON FUNCTION outbox.traceparent(run_id uuid, batch_number integer) TO crm_monitor;
-GRANT SELECT ON TABLE expiration.batch TO crm_monitor;
-GRANT SELECT(seq) ON TABLE outbox.event TO crm_operator;
-GRANT SELECT(id) ON TABLE outbox.event TO crm_operator;
-GRANT SELECT(created_at) ON TABLE outbox.event TO crm_operator;
-GRANT SELECT(topic) ON TABLE outbox.event TO crm_operator;
-GRANT SELECT(correlation_id) ON TABLE outbox.event TO crm_operator;
 REVOKE ALL ON FUNCTION expiration.batch_item(run_id uuid, batch_number integer, max_items integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION expiration.batch_item(run_id uuid, batch_number integer, max_items integer) TO crm_monitor;
 REVOKE ALL ON FUNCTION expiration.check_batch(function_name text, as_of timestamp with time zone, batch_size integer, batch_number integer, after_deadline timestamp with time zone, after_id uuid) FROM PUBLIC;
@@ -4766,6 +4734,7 @@ GRANT ALL ON FUNCTION expiration.fingerprint(class oid, object oid) TO crm_monit
 REVOKE ALL ON FUNCTION expiration.finish_run(run_id uuid, reason text) FROM PUBLIC;
 GRANT ALL ON FUNCTION expiration.finish_run(run_id uuid, reason text) TO crm_runner;
 REVOKE ALL ON FUNCTION expiration.has_due(job text, phase text, as_of timestamp with time zone, after_deadline timestamp with time zone, after_id uuid) FROM PUBLIC;
+GRANT SELECT ON TABLE expiration.batch TO crm_monitor;
 REVOKE ALL ON FUNCTION expiration.last_sign_of_life(run_id uuid) FROM PUBLIC;
 GRANT ALL ON FUNCTION expiration.last_sign_of_life(run_id uuid) TO crm_monitor;
 REVOKE ALL ON FUNCTION expiration.is_alive(run expiration.run) FROM PUBLIC;
@@ -4839,6 +4808,11 @@ REVOKE ALL ON FUNCTION outbox.drop_partitions() FROM PUBLIC;
 GRANT ALL ON FUNCTION outbox.drop_partitions() TO crm_runner;
 REVOKE ALL ON FUNCTION outbox.forget_slot(name text) FROM PUBLIC;
 GRANT ALL ON FUNCTION outbox.forget_slot(name text) TO crm_operator;
+GRANT SELECT(seq) ON TABLE outbox.event TO crm_operator;
+GRANT SELECT(id) ON TABLE outbox.event TO crm_operator;
+GRANT SELECT(created_at) ON TABLE outbox.event TO crm_operator;
+GRANT SELECT(topic) ON TABLE outbox.event TO crm_operator;
+GRANT SELECT(correlation_id) ON TABLE outbox.event TO crm_operator;
 REVOKE ALL ON FUNCTION outbox.is_publication_right(name text) FROM PUBLIC;
 GRANT ALL ON FUNCTION outbox.is_publication_right(name text) TO crm_monitor;
 REVOKE ALL ON FUNCTION outbox.make_partitions(days_ahead integer) FROM PUBLIC;
@@ -4855,6 +4829,8 @@ GRANT ALL ON FUNCTION outbox.register_slot(name text, publication text, connecto
 GRANT SELECT ON TABLE outbox.replay_log TO crm_monitor;
 REVOKE ALL ON FUNCTION outbox.replay(reason text, event_ids uuid[], aggregate_id uuid, topic text, since timestamp with time zone, until timestamp with time zone, max_events integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION outbox.replay(reason text, event_ids uuid[], aggregate_id uuid, topic text, since timestamp with time zone, until timestamp with time zone, max_events integer) TO crm_operator;
+REVOKE ALL ON FUNCTION outbox.traceparent(run_id uuid, batch_number integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION outbox.traceparent(run_id uuid, batch_number integer) TO crm_monitor;
 REVOKE ALL ON FUNCTION outbox.utc(instant timestamp with time zone) FROM PUBLIC;
 GRANT SELECT ON TABLE chessboard.parked TO crm_chessboard;
 GRANT SELECT ON TABLE chessboard.parked TO crm_operator;

@@ -177,7 +177,8 @@ class Machine(RuleBasedStateMachine):
         """A CRM with something due in every phase, some of it poison."""
         self.db.rows(
             "truncate crm.leads, crm.bookings, crm.deals, crm.fixations, crm.deal_timeline, crm.audit_log,"
-            " outbox.event, expiration.run, expiration.batch, expiration.failed_item, public.poison"
+            " outbox.event, expiration.run, expiration.batch, expiration.failed_item, expiration.batch_tally,"
+            " expiration.run_tally, expiration.lateness_tally, expiration.duration_tally, public.poison"
         )
         for job in JOBS:
             self.db.rows("select from expiration.resume(%s)", (job,))

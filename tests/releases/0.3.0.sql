@@ -2706,7 +2706,7 @@ on conflict (file, part) do update set position = excluded.position, kind = excl
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
 values ('expiration/batch_item.sql', 1, 43, 'routine',
-    '3044165f44279e9412753a715006ef61089b2da5f8e26a9583deee14c1312f67',
+    '157f9c283c126c6a22dfb8eb0cb5c630e582bc7d1a86c7060abef5d2dc6868a5',
 $source$create or replace function expiration.batch_item(
     run_id uuid,
     batch_number integer,
@@ -2716,7 +2716,8 @@ language sql stable strict security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
-begin atomic
+-- as text: a body that PostgreSQL keeps parsed would keep columns of the outbox from being dropped
+as $function$
     with batch as materialized (
         select b.*, outbox.traceparent(b.run_id, b.number) as traceparent
         from expiration.batch as b
@@ -2768,7 +2769,7 @@ begin atomic
     ) as i
     order by i.part, i.place
     limit batch_item.max_items;
-end;
+$function$;
 
 comment on function expiration.batch_item(uuid, integer, integer) is
 'The items of a batch, at most max_items: first those that failed alone (sqlstate), then those that expired, in their order. Expired ones are read from the outbox as long as it keeps them; deal_id is a booking''s.';
@@ -6618,7 +6619,7 @@ grant execute on function expiration.loadable_objects(), expiration.fingerprint(
 -- 6. Done
 
 insert into expiration.installation (version, installed_at, installed_by, last_migration, checksum)
-values ('0.3.0', clock_timestamp(), session_user, '0007.consumers', 'fa13dcb8cc55c5fb2ab5d0e8d61194f5e77930a9984c38083ca3d6e6f4c2aa29')
+values ('0.3.0', clock_timestamp(), session_user, '0007.consumers', '72a0a9cd59207ce6bd562554aae4f90ed3389211e3a6d22484536ddc38a806f6')
 on conflict (version) do update set
     installed_at = excluded.installed_at, installed_by = excluded.installed_by,
     last_migration = excluded.last_migration, checksum = excluded.checksum;

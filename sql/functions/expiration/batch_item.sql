@@ -7,7 +7,8 @@ language sql stable strict security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
-begin atomic
+-- as text: a body that PostgreSQL keeps parsed would keep columns of the outbox from being dropped
+as $function$
     with batch as materialized (
         select b.*, outbox.traceparent(b.run_id, b.number) as traceparent
         from expiration.batch as b
@@ -59,7 +60,7 @@ begin atomic
     ) as i
     order by i.part, i.place
     limit batch_item.max_items;
-end;
+$function$;
 
 comment on function expiration.batch_item(uuid, integer, integer) is
 'The items of a batch, at most max_items: first those that failed alone (sqlstate), then those that expired, in their order. Expired ones are read from the outbox as long as it keeps them; deal_id is a booking''s.';
