@@ -17,7 +17,7 @@ __all__ = ["Connect", "ConnectorState", "Task"]
 
 _REBALANCING: Final = 409
 # Connect itself answers within 90 s or not at all
-_TIMEOUT: Final = httpx.Timeout(100, connect=10)
+_TIMEOUT: Final = 100.0
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,10 @@ class Connect:
     Args:
         url: http://host:port, with the login where a proxy wants one.
         patience: seconds for which a request is tried again while the workers rebalance.
+        timeout: seconds that an answer is waited for; Connect may wait for Kafka meanwhile.
     """
 
-    def __init__(self, url: str, *, patience: float = 60) -> None:
+    def __init__(self, url: str, *, patience: float = 60, timeout: float = _TIMEOUT) -> None:
         try:
             parsed = httpx.URL(url)
         except httpx.InvalidURL:
@@ -74,7 +75,8 @@ class Connect:
         # a login in it is nobody's business
         self.shown: Final = str(parsed.copy_with(username=None, password=None)).rstrip("/")
         self._patience = patience
-        self._client = httpx.Client(base_url=parsed, timeout=_TIMEOUT)
+        self._timeout = timeout
+        self._client = httpx.Client(base_url=parsed, timeout=httpx.Timeout(timeout, connect=10))
 
     def __enter__(self) -> Self:
         return self
@@ -179,6 +181,12 @@ class Connect:
         while True:
             try:
                 answer = self._client.request(method, path, json=body)
+            except httpx.ReadTimeout:
+                raise ConnectAwayError(
+                    f"Kafka Connect at {self.shown} has not answered {method} {path} for "
+                    f"{self._timeout:g} s.",
+                    hint="It may wait for Kafka: see to the broker, then to Connect's log.",
+                ) from None
             except httpx.HTTPError as error:
                 raise ConnectAwayError(
                     f"Kafka Connect at {self.shown} cannot be reached: "

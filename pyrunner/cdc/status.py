@@ -1,6 +1,5 @@
 """How the way from the outbox to Kafka is, end to end; each trouble with what to type against it."""
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -26,6 +25,7 @@ __all__ = ["Status", "examine"]
 INSTALL: Final = "pyrunner cdc install"
 RECOVER: Final = "pyrunner cdc recover"
 RESTART: Final = "pyrunner cdc restart"
+_PATIENCE: Final = 15.0
 # a connector that has just started has had no time for a heartbeat
 _HEARTBEATS_MISSED: Final = 4
 _LEAST_SILENCE: Final = timedelta(seconds=30)
@@ -104,9 +104,13 @@ class _Examination:
 
     # ------------------------------------------------------------ Connect
 
+    def _connect(self) -> Connect:
+        """For somebody who waits for the answer: with the broker away Connect itself takes 90 s for some."""
+        return Connect(self._setup.connect_url, patience=10, timeout=_PATIENCE)
+
     def _look_at_connect(self) -> None:
         name = self._setup.connector
-        with Connect(self._setup.connect_url, patience=10) as connect:
+        with self._connect() as connect:
             state = self.status.connector = connect.state(name)
             self._configuration = connect.configuration(name)
             if state is None or self._configuration is None:
@@ -260,8 +264,12 @@ class _Examination:
         if self._position is None or slot.confirmed is None or slot.confirmed <= self._position:
             return False
         # one at work has gone on since it was asked; what the slot has confirmed it had noted before that
-        with contextlib.suppress(ConnectError), Connect(self._setup.connect_url, patience=10) as connect:
-            self._position = position_of(connect.offsets(self._setup.connector))
+        try:
+            with self._connect() as connect:
+                self._position = position_of(connect.offsets(self._setup.connector))
+        except PyrunnerError:
+            # it answered a moment ago; now nothing can be said
+            return False
         return self._position is not None and slot.confirmed > self._position
 
     def _look_at_lag(self, row: DictRow) -> None:
