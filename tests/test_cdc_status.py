@@ -124,13 +124,18 @@ def test_a_connector_that_goes_on_meanwhile_is_not_taken_for_one_left_behind(wel
         "select confirmed_flush_lsn > (select max(lsn) from outbox.event)"
         " from pg_replication_slots where slot_name = %s"
     )
+    # it has been somewhere
+    well.arrived(well.expire_leads(1))
+    well.db.wait_until(confirmed, (well.setup.slot,), timeout=60)
+    stands = "select exists (select from pg_locks where not granted and relation = 'outbox.slot'::regclass)"
     with ThreadPoolExecutor(1) as other, well.db.connect(autocommit=False) as keeper:
-        # it asks the connector, then stands before the slot
         keeper.execute("lock table outbox.slot in access exclusive mode")
         answer = other.submit(status, well)
-        well.db.wait_until(
-            "select exists (select from pg_locks where not granted and relation = 'outbox.slot'::regclass)"
-        )
+        # it stands before the slot at its beginning, and again once it has asked the connector
+        well.db.wait_until(stands, timeout=60)
+        keeper.rollback()
+        keeper.execute("lock table outbox.slot in access exclusive mode")
+        well.db.wait_until(stands, timeout=60)
         well.expire_leads(1)
         well.db.wait_until(confirmed, (well.setup.slot,), timeout=60)
         keeper.rollback()
