@@ -12,13 +12,18 @@ __all__ = ["Backoff"]
 class Backoff:
     """How long to wait before the next try: 1 s, 2 s, 4 s ... and a little less by chance.
 
+    By chance, so that several of one kind come back one after the other.
+
     Args:
         longest: seconds; it waits no longer.
         log: where a failure and its end are told.
+
+    Attributes:
+        longest: may be changed between two failures.
     """
 
     def __init__(self, longest: float, log: Log) -> None:
-        self._longest = longest
+        self.longest = longest
         self._log = log
         self._failures = 0
 
@@ -37,7 +42,7 @@ class Backoff:
 
     def next(self) -> float:
         """Counts a failure; the seconds to wait."""
-        delay = min(self._longest, 2.0 ** min(self._failures, 16))
+        delay = min(self.longest, 2.0 ** min(self._failures, 16))
         self._failures += 1
         return delay * random.uniform(0.75, 1.0)  # noqa: S311
 

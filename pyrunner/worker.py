@@ -1,7 +1,6 @@
 """The worker: the jobs of all databases on their periods, upkeep once an hour; it outlives what fails."""
 
 import contextlib
-import random
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from typing import Final
 import psycopg
 
 import pyrunner
+from pyrunner.backoff import Backoff
 from pyrunner.cycle import CycleFailedError, Stop, instance_of_worker, run_cycle
 from pyrunner.database import Connection, connect, explain, is_pooled, query, rows, session, target_of
 from pyrunner.errors import CannotConnectError, NotInstalledError, PyrunnerError
@@ -22,7 +22,6 @@ from pyrunner.settings import Environment, Job, LogLevel, overrides_from
 __all__ = ["UPKEEP_PERIOD", "Worker"]
 
 UPKEEP_PERIOD: Final = timedelta(hours=1)
-_FIRST_DELAY: Final = 1.0
 _LONGEST_DELAY: Final = 60.0
 # for closing a connection; a thread that is still connecting need not be waited for
 _GOODBYE: Final = 0.5
@@ -105,7 +104,7 @@ class _Loop:
         self._period = timedelta(minutes=1)
         self._idle = threading.Event()
         self._idle.set()
-        self._failures = 0
+        self._trouble = Backoff(_LONGEST_DELAY, self._log)
         self._is_away = False
 
     def run(self) -> None:
@@ -140,22 +139,16 @@ class _Loop:
         except CycleFailedError:
             # the run's own event has said so, and the next tick takes what is left
             self._close()
-            self._failures = 0
+            self._trouble.reset()
         except PyrunnerError as error:
             self._close()
-            delay = self._next_delay()
             self._is_away = isinstance(error, CannotConnectError)
-            self._log.error(
-                "database unreachable" if self._is_away else f"{self.name} not possible",
-                error=error.message,
-                **({"hint": error.hint} if error.hint else {}),
-                **({"sqlstate": error.sqlstate} if error.sqlstate else {}),
-                retryInSeconds=round(delay, 1),
-            )
-            return delay
+            self._trouble.longest = self._longest_delay()
+            return self._trouble.after(f"{self.name} not possible", error)
         except Exception as error:  # noqa: BLE001 - a worker goes on; the line says what to report
             self._close()
-            delay = self._next_delay()
+            self._trouble.longest = self._longest_delay()
+            delay = self._trouble.next()
             self._log.error("internal error", error=repr(error), retryInSeconds=round(delay, 1))
             return delay
         else:
@@ -170,17 +163,12 @@ class _Loop:
         finally:
             self._idle.set()
 
-    def _next_delay(self) -> float:
-        longest = min(_LONGEST_DELAY, self._period.total_seconds())
-        delay = min(longest, _FIRST_DELAY * 2.0**self._failures)
-        self._failures = min(self._failures + 1, 16)
-        # several workers of one database come back one after the other
-        return delay * random.uniform(0.75, 1.0)  # noqa: S311
+    def _longest_delay(self) -> float:
+        """Not beyond the next tick."""
+        return min(_LONGEST_DELAY, self._period.total_seconds())
 
     def _recovered(self) -> None:
-        if self._failures:
-            self._failures = 0
-            self._log.info("database reachable" if self._is_away else f"{self.name} possible again")
+        self._trouble.reset("database reachable" if self._is_away else f"{self.name} possible again")
 
     def _tick(self) -> None:
         raise NotImplementedError
