@@ -771,3 +771,22 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+def own_cron_database(stack: contextlib.ExitStack, **settings: str) -> Database:
+    """The database that pg_cron works in, with everything installed, on a server that goes with the stack.
+
+    A server of its own, since PostgreSQL does not start pg_cron's scheduler again. Of the version that
+    pg_cron is installed for; the test is skipped where there is none.
+    """
+    try:
+        binaries = find_binaries(None)
+    except UnavailableError as error:
+        need(False, str(error))
+        raise
+    need(binaries.has_library("pg_cron"), f"pg_cron is not installed for {binaries}")
+    server = private_server(binaries, stack.enter_context(run_folder()), **settings)
+    stack.callback(server.close)
+    database = stack.enter_context(server.cron_database_installed())
+    database.rows("grant usage on schema cron to crm_runner")
+    return database

@@ -30,7 +30,7 @@ from tests.prometheus import (
     rule_test,
     rules,
 )
-from tests.servers import PROJECT, Database, Server, UnavailableError, need
+from tests.servers import PROJECT, Database, Server
 from tests.slots import reading, slot
 
 ALERTS: Final = rules("alert")
@@ -216,18 +216,8 @@ def watch(db: Database, tmp_path: Path) -> Iterator[Watch]:
 @pytest.mark.requirement("L19", "B15")
 def test_pg_cron_whose_scheduler_is_gone_is_told_of(pytestconfig: pytest.Config, tmp_path: Path) -> None:
     need_prometheus()
-    try:
-        binaries = servers.find_binaries(None)
-    except UnavailableError as error:
-        need(False, str(error))
-        raise
-    need(binaries.has_library("pg_cron"), f"pg_cron is not installed for {binaries}")
     with contextlib.ExitStack() as stack:
-        # a server of its own: PostgreSQL does not start that scheduler again
-        server = servers.private_server(binaries, stack.enter_context(servers.run_folder()))
-        stack.callback(server.close)
-        db = stack.enter_context(server.cron_database_installed())
-        db.rows("grant usage on schema cron to crm_runner")
+        db = servers.own_cron_database(stack)
         set_job(db, LEADS, period="1 minute")
         with db.connect("crm_runner") as runner:
             runner.execute("select from expiration.cron_install()")

@@ -10,7 +10,7 @@ import pytest
 
 from tests import servers
 from tests.domain import BOOKINGS, JOBS, LEADS, add_bookings, add_leads, assert_consistent, refused, set_job
-from tests.servers import Connection, Database, UnavailableError, need
+from tests.servers import Connection, Database
 
 MODES: Final = {"connection": {}, "background worker": {"cron.use_background_workers": "on"}}
 # a tick comes within a minute; starting a run takes pg_cron a moment
@@ -43,16 +43,7 @@ class Stage:
 
 def cron_server(stack: contextlib.ExitStack, **settings: str) -> Stage:
     """A server of the version that pg_cron is installed for, with everything in pg_cron's database."""
-    try:
-        binaries = servers.find_binaries(None)
-    except UnavailableError as error:
-        need(False, str(error))
-        raise
-    need(binaries.has_library("pg_cron"), f"pg_cron is not installed for {binaries}")
-    server = servers.private_server(binaries, stack.enter_context(servers.run_folder()), **settings)
-    stack.callback(server.close)
-    database = stack.enter_context(server.cron_database_installed())
-    database.rows("grant usage on schema cron to crm_runner")
+    database = servers.own_cron_database(stack, **settings)
     set_job(database, LEADS, period="1 minute")
     return Stage(database)
 

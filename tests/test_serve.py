@@ -1,6 +1,5 @@
 """`pyrunner serve`: what Prometheus scrapes is what SQL says, whatever happens to the database."""
 
-import contextlib
 import math
 import re
 import shutil
@@ -14,7 +13,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, LiteralString
-from uuid import uuid4
 
 import httpx
 import psutil
@@ -45,6 +43,7 @@ from tests.domain import (
 )
 from tests.exporter import Exporter, Samples, serving, value, values
 from tests.servers import PROJECT, Database, Server, need, wait_until
+from tests.slots import slot
 from tests.test_pooler import pooler
 
 COUNTERS: Final = {name for name, series in SERIES.items() if series.kind == "counter"}
@@ -61,22 +60,6 @@ def exporter(db: Database) -> Iterator[Exporter]:
     """Of the test's database, as the monitor's role."""
     with serving(monitor(db)) as one:
         yield one
-
-
-@contextlib.contextmanager
-def slot(db: Database) -> Iterator[str]:
-    """A registered replication slot that nobody reads."""
-    name = f"t_{uuid4().hex[:12]}"
-    db.rows("select outbox.create_publication()")
-    db.rows("select pg_create_logical_replication_slot(%s, 'pgoutput')", (name,))
-    db.rows("select outbox.register_slot(%s, 'crm_outbox', 'crm-outbox')", (name,))
-    try:
-        yield name
-    finally:
-        db.rows(
-            "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s",
-            (name,),
-        )
 
 
 def park(db: Database, consumer: str = "chessboard", topic: str = "pin.crm.booking-expired.v1") -> None:
