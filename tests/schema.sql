@@ -3957,35 +3957,19 @@ COMMENT ON COLUMN expiration.installed_object.file IS 'The file that made it.';
 COMMENT ON COLUMN expiration.installed_object.part IS 'The part of the file.';
 COMMENT ON COLUMN expiration.installed_object."position" IS 'Place in the order of making; dropped in reverse.';
 COMMENT ON COLUMN expiration.installed_object.fingerprint IS 'MD5 of its definition, to notice that it was changed by hand.';
-CREATE VIEW expiration.job_figures AS
+CREATE VIEW expiration.last_cycle AS
  SELECT j.name AS job,
-    (EXTRACT(epoch FROM j.period))::double precision AS period_seconds,
-    (EXTRACT(epoch FROM j.max_duration))::double precision AS max_duration_seconds,
-    (j.paused_at IS NOT NULL) AS paused,
-    ( SELECT count(*) AS count
-           FROM expiration.run r
-          WHERE ((r.status = 'running'::text) AND (r.job = j.name) AND expiration.is_alive(r.*))) AS running,
-    last_run.id AS last_run_id,
-    last_run.status AS last_run_status,
-    last_run.reason AS last_run_reason,
-    last_run.started_at AS last_run_at,
-    last_run.sqlstate AS last_run_sqlstate,
-    success.finished_at AS last_success_at,
-    GREATEST((EXTRACT(epoch FROM (clock_timestamp() - COALESCE(success.finished_at, j.created_at))))::double precision, (0)::double precision) AS seconds_since_last_success,
-    COALESCE(backlog.due_before, (0)::bigint) AS backlog,
-    COALESCE(last_run.expired, (0)::bigint) AS last_run_expired,
-    COALESCE(last_run.failed, (0)::bigint) AS last_run_failed,
-    ( SELECT count(*) AS count
-           FROM ( SELECT
-                   FROM expiration.failed_item f
-                  WHERE (f.job = j.name)
-                 LIMIT 10000) c) AS failed_items,
-    ( SELECT min(f.first_failed_at) AS min
-           FROM ( SELECT f_1.first_failed_at
-                   FROM expiration.failed_item f_1
-                  WHERE (f_1.job = j.name)
-                 LIMIT 10000) f) AS oldest_failed_at
-   FROM (((expiration.job j
+    c.id AS run_id,
+    c.status,
+    c.reason,
+    c.started_at,
+    c.due_before,
+    c.expired,
+    c.failed,
+    c.sqlstate,
+    c.error,
+    s.finished_at AS last_success_at
+   FROM ((expiration.job j
      LEFT JOIN LATERAL ( SELECT r.id,
             r.job,
             r.driver,
@@ -4016,12 +4000,42 @@ CREATE VIEW expiration.job_figures AS
            FROM expiration.run r
           WHERE ((r.job = j.name) AND (r.driver <> 'sql'::text) AND (r.status <> ALL (ARRAY['skipped'::text, 'running'::text])))
           ORDER BY r.started_at DESC
-         LIMIT 1) last_run ON (true))
+         LIMIT 1) c ON (true))
      LEFT JOIN LATERAL ( SELECT r.finished_at
            FROM expiration.run r
           WHERE ((r.job = j.name) AND (r.status = ANY (ARRAY['completed'::text, 'capped'::text])) AND (r.driver <> 'sql'::text))
           ORDER BY r.finished_at DESC
-         LIMIT 1) success ON (true))
+         LIMIT 1) s ON (true));
+ALTER TABLE expiration.last_cycle OWNER TO crm_owner;
+COMMENT ON VIEW expiration.last_cycle IS 'The last cycle of each job that did something, skipped ones and bare batches left out, and the end of its last success; one row a job, nulls where there was none.';
+CREATE VIEW expiration.job_figures AS
+ SELECT j.name AS job,
+    (EXTRACT(epoch FROM j.period))::double precision AS period_seconds,
+    (EXTRACT(epoch FROM j.max_duration))::double precision AS max_duration_seconds,
+    (j.paused_at IS NOT NULL) AS paused,
+    ( SELECT count(*) AS count
+           FROM expiration.run r
+          WHERE ((r.status = 'running'::text) AND (r.job = j.name) AND expiration.is_alive(r.*))) AS running,
+    last_run.run_id AS last_run_id,
+    last_run.status AS last_run_status,
+    last_run.reason AS last_run_reason,
+    last_run.started_at AS last_run_at,
+    last_run.sqlstate AS last_run_sqlstate,
+    last_run.last_success_at,
+    GREATEST((EXTRACT(epoch FROM (clock_timestamp() - COALESCE(last_run.last_success_at, j.created_at))))::double precision, (0)::double precision) AS seconds_since_last_success,
+    COALESCE(backlog.due_before, (0)::bigint) AS backlog,
+    COALESCE(last_run.expired, (0)::bigint) AS last_run_expired,
+    COALESCE(last_run.failed, (0)::bigint) AS last_run_failed,
+    failed.items AS failed_items,
+    failed.oldest_at AS oldest_failed_at
+   FROM (((expiration.job j
+     JOIN expiration.last_cycle last_run ON ((j.name = last_run.job)))
+     CROSS JOIN LATERAL ( SELECT count(*) AS items,
+            min(f.first_failed_at) AS oldest_at
+           FROM ( SELECT i.first_failed_at
+                   FROM expiration.failed_item i
+                  WHERE (i.job = j.name)
+                 LIMIT 10000) f) failed)
      LEFT JOIN LATERAL ( SELECT b.due_before
            FROM ( SELECT r.due_before,
                     r.started_at
@@ -4210,8 +4224,8 @@ CREATE VIEW expiration.status AS
     last_run.started_at AS last_run_at,
     last_run.status AS last_run_status,
     last_run.reason AS last_run_reason,
-    last_success.finished_at AS last_success_at,
-    (EXTRACT(epoch FROM (clock_timestamp() - last_success.finished_at)))::double precision AS seconds_since_last_success,
+    last_run.last_success_at,
+    (EXTRACT(epoch FROM (clock_timestamp() - last_run.last_success_at)))::double precision AS seconds_since_last_success,
     due.items AS due,
     due.oldest AS oldest_due_at,
         CASE
@@ -4222,53 +4236,18 @@ CREATE VIEW expiration.status AS
         CASE
             WHEN (j.paused_at IS NOT NULL) THEN format('paused by %s since %s%s'::text, j.paused_by, j.paused_at, (': '::text || j.paused_reason))
             WHEN (running.runs > 0) THEN NULL::text
-            WHEN (last_run.id IS NULL) THEN 'it has never run: no driver has called it'::text
+            WHEN (last_run.run_id IS NULL) THEN 'it has never run: no driver has called it'::text
             WHEN (last_run.status = 'failed'::text) THEN format('the last run failed with %s: %s'::text, last_run.sqlstate, last_run.error)
             WHEN ((last_run.failed > 0) AND (last_run.expired = 0)) THEN format('the last run expired nothing, and %s items failed: see expiration.failed'::text, last_run.failed)
             WHEN (last_run.started_at < ((clock_timestamp() - ((2)::double precision * j.period)) - '00:01:00'::interval)) THEN format('no driver has called it since %s: are pg_cron or pyrunner worker at work?'::text, last_run.started_at)
             ELSE NULL::text
         END AS why_not
-   FROM (((((expiration.job j
+   FROM ((((expiration.job j
      LEFT JOIN LATERAL ( SELECT count(*) AS runs,
             min(r.started_at) AS since
            FROM expiration.run r
           WHERE ((r.job = j.name) AND (r.status = 'running'::text) AND expiration.is_alive(r.*))) running ON (true))
-     LEFT JOIN LATERAL ( SELECT r.id,
-            r.job,
-            r.driver,
-            r.instance,
-            r.status,
-            r.reason,
-            r.as_of,
-            r.started_at,
-            r.finished_at,
-            r.expired,
-            r.skipped_locked,
-            r.failed,
-            r.batches,
-            r.due_before,
-            r.batch_size,
-            r.max_batches_per_cycle,
-            r.max_duration,
-            r.retries,
-            r.sqlstate,
-            r.error,
-            r.stop_requested_at,
-            r.stop_requested_by,
-            r.started_by,
-            r.backend_pid,
-            r.backend_start,
-            r.statement_start,
-            r.tally_number
-           FROM expiration.run r
-          WHERE ((r.job = j.name) AND (r.driver <> 'sql'::text) AND (r.status <> ALL (ARRAY['skipped'::text, 'running'::text])))
-          ORDER BY r.started_at DESC
-         LIMIT 1) last_run ON (true))
-     LEFT JOIN LATERAL ( SELECT r.finished_at
-           FROM expiration.run r
-          WHERE ((r.job = j.name) AND (r.status = ANY (ARRAY['completed'::text, 'capped'::text])) AND (r.driver <> 'sql'::text))
-          ORDER BY r.finished_at DESC
-         LIMIT 1) last_success ON (true))
+     JOIN expiration.last_cycle last_run ON ((j.name = last_run.job)))
      LEFT JOIN LATERAL ( SELECT count(*) AS items,
             min(d.deadline) AS oldest
            FROM expiration.due_item d

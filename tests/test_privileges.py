@@ -155,6 +155,7 @@ MAY_SELECT: Final = {
     "expiration.installed_object": MONITOR,
     "expiration.job": MONITOR,
     "expiration.job_figures": MONITOR,
+    "expiration.last_cycle": NOBODY,
     "expiration.lateness_histogram": MONITOR,
     "expiration.lateness_tally": MONITOR,
     "expiration.log_event": MONITOR,

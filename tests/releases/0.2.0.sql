@@ -2242,30 +2242,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/is_publication_right.sql', 1, 34, 'routine',
-    '01f2ef0c0a469c1b82126687185a218bd89edf2d1ed57435de70f763e63cad70',
-$source$create or replace function outbox.is_publication_right(name text) returns boolean
-language sql stable strict
-begin atomic
-    select
-        p.pubinsert and not p.pubupdate and not p.pubdelete and not p.pubtruncate and p.pubviaroot and not p.puballtables
-        and (select array_agg(r.prrelid) from pg_publication_rel as r where r.prpubid = p.oid) = array['outbox.event'::regclass::oid]
-        and not exists (select from pg_publication_namespace as n where n.pnpubid = p.oid)
-        -- neither columns nor rows left out
-        and not exists (
-            select from pg_publication_rel as r where r.prpubid = p.oid and (r.prattrs is not null or r.prqual is not null)
-        )
-    from pg_publication as p
-    where p.pubname = is_publication_right.name;
-end;
-
-comment on function outbox.is_publication_right(text) is
-'Whether a publication publishes INSERTs into outbox.event, as of the root, and nothing else; null where there is none of that name.';
-$source$)
-on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
-
-insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/slot_status.sql', 1, 35, 'view',
+values ('outbox/slot_status.sql', 1, 34, 'view',
     '8d24594a41200c2acbac18721ae7d1d9ba50e2470cd6b4c97a3d1af957d8615e',
 $source$create or replace view outbox.slot_status as
 select
@@ -2313,7 +2290,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/partition_start.sql', 1, 36, 'routine',
+values ('outbox/partition_start.sql', 1, 35, 'routine',
     '86a2e8a7169441ea7e070c39abb90e4565ab96370bb2c67cb22c94d489cd0e4c',
 $source$create or replace function outbox.partition_start(partition oid) returns timestamptz
 language sql stable strict
@@ -2333,7 +2310,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/replay.sql', 1, 37, 'routine',
+values ('outbox/replay.sql', 1, 36, 'routine',
     '386f86252cbd0d555be9f115ad031c3a5adf4f289017ef10bb85bbd86ac9b985',
 $source$create or replace function outbox.replay(
     reason text,
@@ -2397,7 +2374,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/register_slot.sql', 1, 38, 'routine',
+values ('outbox/register_slot.sql', 1, 37, 'routine',
     'c9c5ff4c946da0f607eb23f70b7988e1ed5df4abf8d2deefab26586e99759c4e',
 $source$create or replace function outbox.register_slot(name text, publication text, connector text) returns boolean
 language plpgsql volatile strict security definer
@@ -2419,7 +2396,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/expire_bookings.sql', 1, 39, 'routine',
+values ('crm/expire_bookings.sql', 1, 38, 'routine',
     '61ece38dbc23ba692d3365e6f24e3ecfc59b674bd047170df90adbac50c19b36',
 $source$create or replace function crm.expire_bookings(
     phase text,
@@ -2566,7 +2543,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/expire_leads.sql', 1, 40, 'routine',
+values ('crm/expire_leads.sql', 1, 39, 'routine',
     '730cad7c0521fd9e5fe255ef190c6cb016ba278a3cd08cb89cf6ebbfb0d5702f',
 $source$create or replace function crm.expire_leads(
     claim expiration.claim,
@@ -2676,7 +2653,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/batch_failed.sql', 1, 41, 'routine',
+values ('expiration/batch_failed.sql', 1, 40, 'routine',
     'a1d484b77ab03190f0420238dd74fa7191f1e6d48ea25000ab24e2a041a434ba',
 $source$create or replace function expiration.batch_failed(run_id uuid, sqlstate text, error text)
 returns table (retry boolean, delay interval)
@@ -2715,7 +2692,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/finish_run.sql', 1, 42, 'routine',
+values ('expiration/finish_run.sql', 1, 41, 'routine',
     '20e3e7d1c303a0ee67108ba89e700d940d93f0d589636c32d99cc1319097ddb7',
 $source$create or replace function expiration.finish_run(run_id uuid, reason text) returns expiration.run
 language plpgsql volatile security definer
@@ -2755,7 +2732,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/batch_total.sql', 1, 43, 'view',
+values ('expiration/batch_total.sql', 1, 42, 'view',
     'f01dd67937069628aebee97cc339123342c6b130f9dbb32bb29363d92bd30925',
 $source$create or replace view expiration.batch_total as
 select
@@ -2785,7 +2762,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/pause.sql', 1, 44, 'routine',
+values ('expiration/pause.sql', 1, 43, 'routine',
     'edc40bf5b78fbaf7af9a22320550a074e4b4f47eb0ceca57db1e1ab5bc4f6e84',
 $source$create or replace function expiration.pause(job text, reason text default null) returns expiration.job
 language plpgsql volatile security definer
@@ -2812,7 +2789,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/resume.sql', 1, 45, 'routine',
+values ('expiration/resume.sql', 1, 44, 'routine',
     '23a1c4f72ff47458f029b91a1cceacf06fc90cba6f6478bb793ddc7f48234c53',
 $source$create or replace function expiration.resume(job text) returns expiration.job
 language plpgsql volatile security definer
@@ -2836,7 +2813,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/set_job.sql', 1, 46, 'routine',
+values ('expiration/set_job.sql', 1, 45, 'routine',
     'e6b4a886cfffdd1a3119dc692a114a8433f6dc462d510f018f5a1bd19eaa678f',
 $source$create or replace function expiration.set_job(
     job text,
@@ -2898,7 +2875,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/stop.sql', 1, 47, 'routine',
+values ('expiration/stop.sql', 1, 46, 'routine',
     '30a3ae967deafcbf65fb97f2ae6f50bc148f3e26fd731de9738b0081b179dd63',
 $source$create or replace function expiration.stop(job text) returns setof expiration.run
 language plpgsql volatile security definer
@@ -2922,7 +2899,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/claim_failed.sql', 1, 48, 'routine',
+values ('expiration/claim_failed.sql', 1, 47, 'routine',
     'c989dd565e9d59eb3183592c1fc6f163dba24c7bcb3ed22a5c2284b1441e0b01',
 $source$create or replace function expiration.claim_failed(
     job text,
@@ -3023,7 +3000,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/count_due.sql', 1, 49, 'routine',
+values ('expiration/count_due.sql', 1, 48, 'routine',
     '87dd3a604d2697e160ad7df9852ea3e1c8a568424bda4af1c3beeb63b85f3db7',
 $source$create or replace function expiration.count_due(
     job text,
@@ -3070,7 +3047,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/failed.sql', 1, 50, 'view',
+values ('expiration/failed.sql', 1, 49, 'view',
     '89ce527cef254e1875afbfbcafbb19e6dca39206cd668425c592ca720bbbb2cd',
 $source$create or replace view expiration.failed as
 select
@@ -3100,7 +3077,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/has_due.sql', 1, 51, 'routine',
+values ('expiration/has_due.sql', 1, 50, 'routine',
     '1ddac269b67d65cfb1807b18ee4bcbffa00db8a1224f7d3c572c38bcc3b80a9f',
 $source$create or replace function expiration.has_due(
     job text,
@@ -3139,7 +3116,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/history.sql', 1, 52, 'view',
+values ('expiration/history.sql', 1, 51, 'view',
     'b3a17134b2bad8da323a61c7d77653f14221a0c91528efb0fa1c7d145aa8e1ac',
 $source$create or replace view expiration.history as
 select
@@ -3171,7 +3148,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/log_event.sql', 1, 53, 'view',
+values ('expiration/log_event.sql', 1, 52, 'view',
     'd7c5666e3edb2f88b3a9863501821d86c1789041e0aa5f163a74f9605477ee6a',
 $source$create or replace view expiration.log_event as
 select
@@ -3267,7 +3244,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/is_alive.sql', 1, 54, 'routine',
+values ('expiration/is_alive.sql', 1, 53, 'routine',
     '8144c4ba0f2882646240e8bad5ade2df3200dcb90192b199c359a8a0b6e67de3',
 $source$create or replace function expiration.is_alive(run expiration.run) returns boolean
 language sql stable security definer
@@ -3311,7 +3288,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/partition.sql', 1, 55, 'view',
+values ('outbox/partition.sql', 1, 54, 'view',
     'f067c3b8fccb425bc7664b2417c3f254a008ff676bc8daeb30095661d39e5a9a',
 $source$create or replace view outbox.partition as
 select
@@ -3336,7 +3313,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/preview_replay.sql', 1, 56, 'routine',
+values ('outbox/preview_replay.sql', 1, 55, 'routine',
     '8c7321933ad2676c95671c6471367eaba98c5eedbd796f3cfdc67192f98e29d0',
 $source$create or replace function outbox.preview_replay(
     event_ids uuid[] default null,
@@ -3376,7 +3353,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/expire_items.sql', 1, 57, 'routine',
+values ('expiration/expire_items.sql', 1, 56, 'routine',
     '9aad4220b7d5dfda43c4a7c6a7b26025c2a30f43f75088b3c9dbc066c5e2605d',
 $source$create or replace function expiration.expire_items(
     phase text,
@@ -3403,7 +3380,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/cron_uninstall.sql', 1, 58, 'routine',
+values ('expiration/cron_uninstall.sql', 1, 57, 'routine',
     'e789fa8c0bed1f5576b9a8186e78d2d0e8f0f0047a61e3c2ea5625ebeff642de',
 $source$create or replace function expiration.cron_uninstall()
 returns table (jobname text, schedule text, command text, action text)
@@ -3431,7 +3408,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/claim_items.sql', 1, 59, 'routine',
+values ('expiration/claim_items.sql', 1, 58, 'routine',
     '323d2c8a1a942be603f348b181141f93901379c91058703d599207ca76b2b5ea',
 $source$create or replace function expiration.claim_items(
     job text,
@@ -3462,7 +3439,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/reap_runs.sql', 1, 60, 'routine',
+values ('expiration/reap_runs.sql', 1, 59, 'routine',
     'e83c4c51714ed7ab1595ef04852300708d9e77d7c457bbf47cbae33c511ce562',
 $source$create or replace function expiration.reap_runs(job text default null) returns setof expiration.run
 language plpgsql volatile security definer
@@ -3496,7 +3473,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/status.sql', 1, 61, 'view',
+values ('expiration/status.sql', 1, 60, 'view',
     '2e1d8d0bab781bbc02855d17439b0b4b4d678956d0dc9b129981c123ef0d4655',
 $source$create or replace view expiration.status as
 select
@@ -3566,7 +3543,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/is_item_fault.sql', 1, 62, 'routine',
+values ('expiration/is_item_fault.sql', 1, 61, 'routine',
     'ecce3beb7709e75de122661b69e6d0f1185f6403c9abb8247e55680a140d07ed',
 $source$create or replace function expiration.is_item_fault(
     phase text,
@@ -3609,7 +3586,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/start_run.sql', 1, 63, 'routine',
+values ('expiration/start_run.sql', 1, 62, 'routine',
     '8bcf09020e62e81e7101beadbe16d5e26801f0115045c32d4751a6fa47a52201',
 $source$create or replace function expiration.start_run(
     job text,
@@ -3777,7 +3754,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/expire_in_parts.sql', 1, 64, 'routine',
+values ('expiration/expire_in_parts.sql', 1, 63, 'routine',
     '7b7c445e394cb19b477de0552f26e6f508858b73cc5d7c68880ba72784094011',
 $source$create or replace function expiration.expire_in_parts(
     phase text,
@@ -3892,7 +3869,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/expire_batch.sql', 1, 65, 'routine',
+values ('expiration/expire_batch.sql', 1, 64, 'routine',
     '07544991f8a661f68546809473fcd468cb5e475fe6513dfe0b5d404d4162c29d',
 $source$create or replace function expiration.expire_batch(
     job text,
@@ -4002,7 +3979,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/expire_bookings_batch.sql', 1, 66, 'routine',
+values ('crm/expire_bookings_batch.sql', 1, 65, 'routine',
     '27ba48931a42a91bf04547bab6309660813a8bf2553990fed4f6bf1b7be3af63',
 $source$create or replace function crm.expire_bookings_batch(
     phase text,
@@ -4051,7 +4028,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/expire_leads_batch.sql', 1, 67, 'routine',
+values ('crm/expire_leads_batch.sql', 1, 66, 'routine',
     'e620a4bbd03966167c3021d5c9ec0013f3708a3687e9ca68f8b8cddbd0fc8ef1',
 $source$create or replace function crm.expire_leads_batch(
     as_of timestamptz default now(),
@@ -4094,7 +4071,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/run_batch.sql', 1, 68, 'routine',
+values ('expiration/run_batch.sql', 1, 67, 'routine',
     'a7e841ff893eb7d14b68e6c5f03e27ffd7ac4a5406b7ec19e5a4cbb2955a4355',
 $source$create or replace function expiration.run_batch(run_id uuid) returns expiration.batch_report
 language plpgsql volatile security definer
@@ -4246,7 +4223,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/run_job.sql', 1, 69, 'routine',
+values ('expiration/run_job.sql', 1, 68, 'routine',
     '0b0570432f64a477b677d419ed1104eac3fdac814cc06dd5d7dc629c73362764',
 $source$create or replace procedure expiration.run_job(job pg_catalog.text, as_of pg_catalog.timestamptz default null)
 language plpgsql
@@ -4325,7 +4302,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/errors.sql', 1, 70, 'routine',
+values ('expiration/errors.sql', 1, 69, 'routine',
     'd5d37057a0ddba7cb7cc55879b2d57e631f0d56c0ab0be676a29b7da5668c949',
 $source$create or replace function expiration.errors()
 returns table (sqlstate text, name text, message text, hint text)
@@ -4393,7 +4370,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/raise_error.sql', 1, 71, 'routine',
+values ('expiration/raise_error.sql', 1, 70, 'routine',
     '743c226138d3daccf7bada15a674f6177b136fce0265538931c743da658c671b',
 $source$create or replace function expiration.raise_error(name text, variadic args text[] default '{}') returns void
 language plpgsql volatile
@@ -4416,7 +4393,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/check_command.sql', 1, 72, 'routine',
+values ('crm/check_command.sql', 1, 71, 'routine',
     '81490a059634ba0c61696ffcbbb2ce4b2f383712d4fb4fda40fc8505d5b9727e',
 $source$create or replace function crm.check_command(function_name text, variadic arguments text[]) returns void
 language plpgsql immutable
@@ -4438,7 +4415,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/check_deadline.sql', 1, 73, 'routine',
+values ('crm/check_deadline.sql', 1, 72, 'routine',
     '61d17a4ece04e31df3a746ec98c69bbfddffc950ea8787256ff4c46124055b14',
 $source$create or replace function crm.check_deadline(entity text, id uuid, deadline timestamptz, present timestamptz default null)
 returns void
@@ -4464,7 +4441,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/lock_booking.sql', 1, 74, 'routine',
+values ('crm/lock_booking.sql', 1, 73, 'routine',
     'f34fbfb10715af9ca1ab4824cabb03a33f02961e7268f23ae66983b1948afd76',
 $source$create or replace function crm.lock_booking(booking_id uuid, expected_version integer) returns crm.bookings
 language plpgsql volatile
@@ -4491,7 +4468,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/cron_schedule.sql', 1, 75, 'routine',
+values ('expiration/cron_schedule.sql', 1, 74, 'routine',
     '3141142bf2dfa7056c3283349016d30a44aa1092315c2b75778ee9937ce6cc5c',
 $source$create or replace function expiration.cron_schedule(job text, period interval, seconds_allowed boolean default false)
 returns text
@@ -4556,7 +4533,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/preview.sql', 1, 76, 'routine',
+values ('expiration/preview.sql', 1, 75, 'routine',
     'e0bd4895ea4f00dff044771e5692a1e14afd9521ca20d0ab00200bca1242cf4e',
 $source$create or replace function expiration.preview(
     job text,
@@ -4661,7 +4638,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/purge_history.sql', 1, 77, 'routine',
+values ('expiration/purge_history.sql', 1, 76, 'routine',
     '06bac01cb3feef6c10efb6294652872a81fe3918c145ab91066b3dbca4169397',
 $source$create or replace function expiration.purge_history(max_runs integer default 10000)
 returns table (runs bigint, batches bigint)
@@ -4758,7 +4735,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/retry_failed.sql', 1, 78, 'routine',
+values ('expiration/retry_failed.sql', 1, 77, 'routine',
     'c40262079eef2191430852505bf5af15f1f56fa143679acd261984fc0e24d7a1',
 $source$create or replace function expiration.retry_failed(job text, item_id uuid default null) returns setof expiration.failed_item
 language plpgsql volatile security definer
@@ -4792,15 +4769,26 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/create_publication.sql', 1, 79, 'routine',
-    '1ca1b15ebd397d29fe0003d74e3ebbea2e212e45eb853fa3dddf0213806722ad',
+values ('outbox/create_publication.sql', 1, 78, 'routine',
+    '2c875469249280aef2767d4b295c6c1fb1ce555de7943fd0a4be7049ead5ba7f',
 $source$create or replace function outbox.create_publication(name text default 'crm_outbox') returns boolean
 language plpgsql volatile strict
 set search_path = pg_catalog, pg_temp
 as $function$
 declare
-    v_is_right constant boolean := outbox.is_publication_right(create_publication.name);
+    v_is_right boolean;
 begin
+    select
+        p.pubinsert and not p.pubupdate and not p.pubdelete and not p.pubtruncate and p.pubviaroot and not p.puballtables
+        and (select array_agg(r.prrelid) from pg_publication_rel as r where r.prpubid = p.oid) = array['outbox.event'::regclass::oid]
+        and not exists (select from pg_publication_namespace as n where n.pnpubid = p.oid)
+        -- neither columns nor rows left out
+        and not exists (
+            select from pg_publication_rel as r where r.prpubid = p.oid and (r.prattrs is not null or r.prqual is not null)
+        )
+    into v_is_right
+    from pg_publication as p
+    where p.pubname = create_publication.name;
     if v_is_right then
         return false;
     elsif not v_is_right then
@@ -4816,13 +4804,13 @@ end
 $function$;
 
 comment on function outbox.create_publication(text) is
-'Makes the publication that Debezium reads: INSERTs into outbox.event, as of the root whatever the partition. Returns whether it was made; false where it is there already; XP020 where one of that name publishes something else. Runs as the caller: a superuser, or a member of crm_owner with CREATE on the database.';
+'Makes the publication that Debezium reads: INSERTs into outbox.event, as of the root whatever the partition. Returns whether it was made; false where it is there already; XP018 where one of that name publishes something else. Runs as the caller: a superuser, or a member of crm_owner with CREATE on the database.';
 $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/drop_partitions.sql', 1, 80, 'routine',
-    '9f268463d4d7b5fdcfab880f2615cee140ed9daa3e10c2d7ebf9dcc03cd6b182',
+values ('outbox/drop_partitions.sql', 1, 79, 'routine',
+    '483b3b5c1fee0a6cdfccf9a39a661450c224274b9f8caac413b8c042e650dc30',
 $source$create or replace function outbox.drop_partitions()
 returns table (partition text, estimated_events bigint, bytes bigint)
 language plpgsql volatile security definer
@@ -4837,12 +4825,11 @@ declare
     v_sealed pg_lsn;
     v_is_late boolean;
 begin
-    for v_slot in select s.name, s.state, s.confirmed_flush_lsn from outbox.slot_status as s order by s.name loop
-        if v_slot.state in ('missing', 'lost') then
-            perform expiration.raise_error('slot_lost', v_slot.name, v_slot.state);
-        end if;
-        v_confirmed := least(v_confirmed, v_slot.confirmed_flush_lsn);
-    end loop;
+    select s.name, s.state into v_slot from outbox.slot_status as s where s.state in ('missing', 'lost') order by s.name limit 1;
+    if found then
+        perform expiration.raise_error('slot_lost', v_slot.name, v_slot.state);
+    end if;
+    select min(s.confirmed_flush_lsn) into v_confirmed from outbox.slot_status as s;
     -- no slot has ever read the outbox, so it is the only copy; and two of us at once would only get in each other's way
     if v_confirmed is null or not pg_try_advisory_xact_lock(hashtext('outbox.drop_partitions')) then
         return;
@@ -4887,7 +4874,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/make_partitions.sql', 1, 81, 'routine',
+values ('outbox/make_partitions.sql', 1, 80, 'routine',
     'e6dbebfd9ffd36da4f85113d3ccec3e78d522f3ab74e2d40fdd0e48b955c0a82',
 $source$create or replace function outbox.make_partitions(days_ahead integer default null)
 returns table (partition text, events_moved bigint)
@@ -4966,7 +4953,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/refuse_update.sql', 1, 82, 'routine',
+values ('outbox/refuse_update.sql', 1, 81, 'routine',
     '04508878c8585d6c495f53a3345fc0b08e724892f2c7eb72f8107f7e10fab8ec',
 $source$create or replace function outbox.refuse_update() returns trigger
 language plpgsql volatile security definer
@@ -4985,7 +4972,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/refuse_update.sql', 2, 83, 'trigger',
+values ('outbox/refuse_update.sql', 2, 82, 'trigger',
     '5a8ef09535628cd5f1475ecca4bea5cb0a406f26700efac96e1b513274b72073',
 $source$create or replace trigger event_is_append_only
 before update on outbox.event
@@ -4997,7 +4984,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/extend_lead.sql', 1, 84, 'routine',
+values ('crm/extend_lead.sql', 1, 83, 'routine',
     '7e45e89005ddb702b6c78064b7fdf33b423548e1ac92450399e04e76870d95a1',
 $source$create or replace function crm.extend_lead(
     lead_id uuid,
@@ -5054,7 +5041,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/reserve_property.sql', 1, 85, 'routine',
+values ('crm/reserve_property.sql', 1, 84, 'routine',
     '375d5b54faca88a2d2315f83b44c3316e9dd79f570510bd7f4b9f9934838a3f8',
 $source$create or replace function crm.reserve_property(
     tenant_id uuid,
@@ -5112,7 +5099,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/cancel_booking.sql', 1, 86, 'routine',
+values ('crm/cancel_booking.sql', 1, 85, 'routine',
     '2edf33e12c06fe5531c695b815d99fa3b4d4a11dd8fec68071f94ca9fdeedb27',
 $source$create or replace function crm.cancel_booking(
     booking_id uuid,
@@ -5148,7 +5135,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/confirm_booking.sql', 1, 87, 'routine',
+values ('crm/confirm_booking.sql', 1, 86, 'routine',
     'fc581cb9bc6fa04c6531bfe9b33282375fdb491ade6401847b25c802517c439b',
 $source$create or replace function crm.confirm_booking(
     booking_id uuid,
@@ -5191,7 +5178,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/extend_booking.sql', 1, 88, 'routine',
+values ('crm/extend_booking.sql', 1, 87, 'routine',
     '5309fbe121fad6bb078f36fe1311543f20f5c0352c9444f3e82cc47435b9128b',
 $source$create or replace function crm.extend_booking(
     booking_id uuid,
@@ -5237,7 +5224,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/run_upkeep.sql', 1, 89, 'routine',
+values ('expiration/run_upkeep.sql', 1, 88, 'routine',
     'a57c83ab66393f263880bb2f2349cf2b881b1d0c2bb89a6a8e324a7e8b3659e6',
 $source$create or replace procedure expiration.run_upkeep()
 language plpgsql
@@ -5297,7 +5284,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/cron_plan.sql', 1, 90, 'routine',
+values ('expiration/cron_plan.sql', 1, 89, 'routine',
     'd05c9d347d5c5984a5887ed22781bdb85f822c6ec078a947b83e07e96e0a5a2c',
 $source$create or replace function expiration.cron_plan(seconds_allowed boolean default false)
 returns table (jobname text, schedule text, command text)
@@ -5320,7 +5307,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/cron_install.sql', 1, 91, 'routine',
+values ('expiration/cron_install.sql', 1, 90, 'routine',
     '628eb6729edad05d37c7aff2080262ad155544d8760c5066a35cb52d52aea268',
 $source$create or replace function expiration.cron_install()
 returns table (jobname text, schedule text, command text, action text)
@@ -5595,7 +5582,7 @@ grant execute on function
     expiration.is_alive(expiration.run), expiration.last_sign_of_life(uuid), expiration.run_result(expiration.run),
     expiration.log_item(uuid), expiration.cron_job(),
     expiration.preview(text, timestamptz, integer),
-    outbox.partition_start(oid), outbox.is_publication_right(text)
+    outbox.partition_start(oid)
 to crm_monitor;
 
 -- runner: the run protocol, the batches, upkeep, its own entries in pg_cron
@@ -5695,7 +5682,7 @@ grant execute on function expiration.loadable_objects(), expiration.fingerprint(
 -- 6. Done
 
 insert into expiration.installation (version, installed_at, installed_by, last_migration, checksum)
-values ('0.2.0', clock_timestamp(), session_user, '0005.delivery', '0397adccafc3aee3c98ab428cfae90d43ac3a82eda990cb91e8b3d37417d6191')
+values ('0.2.0', clock_timestamp(), session_user, '0005.delivery', 'bf665cb902ed918ca30e73b3aac21a22912413dd7111e485b06bdd6609176401')
 on conflict (version) do update set
     installed_at = excluded.installed_at, installed_by = excluded.installed_by,
     last_migration = excluded.last_migration, checksum = excluded.checksum;

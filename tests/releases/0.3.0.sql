@@ -2296,7 +2296,44 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/purge_cron_history.sql', 1, 28, 'routine',
+values ('expiration/last_cycle.sql', 1, 28, 'view',
+    'e132f86f77f8c787f72ccaf6b45706a8b5354d7f6454e43a3177e30a414b5f78',
+$source$create or replace view expiration.last_cycle as
+select
+    j.name as job,
+    c.id as run_id,
+    c.status,
+    c.reason,
+    c.started_at,
+    c.due_before,
+    c.expired,
+    c.failed,
+    c.sqlstate,
+    c.error,
+    s.finished_at as last_success_at
+from expiration.job as j
+left join lateral (
+    select r.*
+    from expiration.run as r
+    where r.job = j.name and r.driver <> 'sql' and r.status not in ('skipped', 'running')
+    order by r.started_at desc
+    limit 1
+) as c on true
+left join lateral (
+    select r.finished_at
+    from expiration.run as r
+    where r.job = j.name and r.status in ('completed', 'capped') and r.driver <> 'sql'
+    order by r.finished_at desc
+    limit 1
+) as s on true;
+
+comment on view expiration.last_cycle is
+'The last cycle of each job that did something, skipped ones and bare batches left out, and the end of its last success; one row a job, nulls where there was none.';
+$source$)
+on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
+
+insert into expiration.installed_file (file, part, position, kind, checksum, source)
+values ('expiration/purge_cron_history.sql', 1, 29, 'routine',
     '86f43698032738f4b7e39b5c315c346820802292ba54a07c7bce941135722bb9',
 $source$create or replace function expiration.purge_cron_history(retention interval default interval '7 days') returns bigint
 language plpgsql volatile
@@ -2331,7 +2368,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/run_total.sql', 1, 29, 'view',
+values ('expiration/run_total.sql', 1, 30, 'view',
     '0be8d071bd68acb84759cb1cc0af9a356ef4a98d1ca95a097528575c66200b9a',
 $source$create or replace view expiration.run_total as
 select
@@ -2359,7 +2396,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/schema_version.sql', 1, 30, 'routine',
+values ('expiration/schema_version.sql', 1, 31, 'routine',
     '41087e18e15bcb88d1c9fea516e0f676448a36f07ce4cd92960c67ece51c03c4',
 $source$create or replace function expiration.schema_version() returns text
 language sql immutable parallel safe
@@ -2372,7 +2409,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('notifications/dismiss_parked.sql', 1, 31, 'routine',
+values ('notifications/dismiss_parked.sql', 1, 32, 'routine',
     '529646e3867d0c8079d1e15a941393bb0ec7cd3f99abf19b7196cd6883823b3d',
 $source$create or replace function notifications.dismiss_parked(id bigint) returns boolean
 language plpgsql volatile strict security definer
@@ -2390,7 +2427,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('notifications/file_notice.sql', 1, 32, 'routine',
+values ('notifications/file_notice.sql', 1, 33, 'routine',
     'c966b016cec340f17006a9b37bc4a65cf828294a5c0a943c7de578bbe9df7d55',
 $source$create or replace function notifications.file_notice(
     event_id uuid,
@@ -2426,7 +2463,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('notifications/mark_failed.sql', 1, 33, 'routine',
+values ('notifications/mark_failed.sql', 1, 34, 'routine',
     'b1065e2d51e0a5cebd0e79c6ef97bf83738f8b102afe7d99b3064c3b5ac2fb9f',
 $source$create or replace function notifications.mark_failed(event_id uuid, error text) returns void
 language plpgsql volatile strict security definer
@@ -2445,7 +2482,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('notifications/mark_sent.sql', 1, 34, 'routine',
+values ('notifications/mark_sent.sql', 1, 35, 'routine',
     'bd98ae98948417db092ec82b62ccf59d32a4e4e49e39881f59eae1b231534dcd',
 $source$create or replace function notifications.mark_sent(event_id uuid) returns void
 language plpgsql volatile strict security definer
@@ -2464,7 +2501,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('notifications/park.sql', 1, 35, 'routine',
+values ('notifications/park.sql', 1, 36, 'routine',
     'fd5dc49c91e80262670439f89c2e6a91e4549b50eed90df0710c7beb5a6065fa',
 $source$create or replace function notifications.park(
     topic text,
@@ -2496,7 +2533,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('notifications/parked_total.sql', 1, 36, 'view',
+values ('notifications/parked_total.sql', 1, 37, 'view',
     '2f905d2b0d9682bc7df740b67844f5c11e72c4524c8ca40cfc3a5651251e9d5c',
 $source$create or replace view notifications.parked_total as
 select p.topic, count(*) as messages, max(p.parked_at) as last_parked_at
@@ -2509,7 +2546,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('notifications/take_unsent.sql', 1, 37, 'routine',
+values ('notifications/take_unsent.sql', 1, 38, 'routine',
     'd290e821d8074e9abe97d27eaba8c903c549928e9adb4c34540eaa9ff56363e1',
 $source$create or replace function notifications.take_unsent(max_notices integer default 1) returns setof notifications.notice
 language plpgsql volatile strict security definer
@@ -2538,7 +2575,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/is_publication_right.sql', 1, 38, 'routine',
+values ('outbox/is_publication_right.sql', 1, 39, 'routine',
     '01f2ef0c0a469c1b82126687185a218bd89edf2d1ed57435de70f763e63cad70',
 $source$create or replace function outbox.is_publication_right(name text) returns boolean
 language sql stable strict
@@ -2561,7 +2598,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/slot_state.sql', 1, 39, 'view',
+values ('outbox/slot_state.sql', 1, 40, 'view',
     '98770c008a804084e74842bf9101d8909525a0115c26903c34bca57a51ed7ba8',
 $source$create or replace view outbox.slot_state as
 select
@@ -2599,7 +2636,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/partition_start.sql', 1, 40, 'routine',
+values ('outbox/partition_start.sql', 1, 41, 'routine',
     '86a2e8a7169441ea7e070c39abb90e4565ab96370bb2c67cb22c94d489cd0e4c',
 $source$create or replace function outbox.partition_start(partition oid) returns timestamptz
 language sql stable strict
@@ -2619,7 +2656,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/replay.sql', 1, 41, 'routine',
+values ('outbox/replay.sql', 1, 42, 'routine',
     '386f86252cbd0d555be9f115ad031c3a5adf4f289017ef10bb85bbd86ac9b985',
 $source$create or replace function outbox.replay(
     reason text,
@@ -2683,7 +2720,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/register_slot.sql', 1, 42, 'routine',
+values ('outbox/register_slot.sql', 1, 43, 'routine',
     'c9c5ff4c946da0f607eb23f70b7988e1ed5df4abf8d2deefab26586e99759c4e',
 $source$create or replace function outbox.register_slot(name text, publication text, connector text) returns boolean
 language plpgsql volatile strict security definer
@@ -2705,7 +2742,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/batch_item.sql', 1, 43, 'routine',
+values ('expiration/batch_item.sql', 1, 44, 'routine',
     '157f9c283c126c6a22dfb8eb0cb5c630e582bc7d1a86c7060abef5d2dc6868a5',
 $source$create or replace function expiration.batch_item(
     run_id uuid,
@@ -2777,7 +2814,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/expire_bookings.sql', 1, 44, 'routine',
+values ('crm/expire_bookings.sql', 1, 45, 'routine',
     '61ece38dbc23ba692d3365e6f24e3ecfc59b674bd047170df90adbac50c19b36',
 $source$create or replace function crm.expire_bookings(
     phase text,
@@ -2924,7 +2961,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/expire_leads.sql', 1, 45, 'routine',
+values ('crm/expire_leads.sql', 1, 46, 'routine',
     '730cad7c0521fd9e5fe255ef190c6cb016ba278a3cd08cb89cf6ebbfb0d5702f',
 $source$create or replace function crm.expire_leads(
     claim expiration.claim,
@@ -3034,7 +3071,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/batch_failed.sql', 1, 46, 'routine',
+values ('expiration/batch_failed.sql', 1, 47, 'routine',
     'a1d484b77ab03190f0420238dd74fa7191f1e6d48ea25000ab24e2a041a434ba',
 $source$create or replace function expiration.batch_failed(run_id uuid, sqlstate text, error text)
 returns table (retry boolean, delay interval)
@@ -3073,7 +3110,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/finish_run.sql', 1, 47, 'routine',
+values ('expiration/finish_run.sql', 1, 48, 'routine',
     '20e3e7d1c303a0ee67108ba89e700d940d93f0d589636c32d99cc1319097ddb7',
 $source$create or replace function expiration.finish_run(run_id uuid, reason text) returns expiration.run
 language plpgsql volatile security definer
@@ -3113,7 +3150,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/batch_total.sql', 1, 48, 'view',
+values ('expiration/batch_total.sql', 1, 49, 'view',
     'd995b95cdfde9960c74e1a1967cafcc0eef5dc012ab48ed3f76f7cb2b715167f',
 $source$create or replace view expiration.batch_total as
 select
@@ -3146,7 +3183,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/pause.sql', 1, 49, 'routine',
+values ('expiration/pause.sql', 1, 50, 'routine',
     'edc40bf5b78fbaf7af9a22320550a074e4b4f47eb0ceca57db1e1ab5bc4f6e84',
 $source$create or replace function expiration.pause(job text, reason text default null) returns expiration.job
 language plpgsql volatile security definer
@@ -3173,7 +3210,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/resume.sql', 1, 50, 'routine',
+values ('expiration/resume.sql', 1, 51, 'routine',
     '23a1c4f72ff47458f029b91a1cceacf06fc90cba6f6478bb793ddc7f48234c53',
 $source$create or replace function expiration.resume(job text) returns expiration.job
 language plpgsql volatile security definer
@@ -3197,7 +3234,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/set_job.sql', 1, 51, 'routine',
+values ('expiration/set_job.sql', 1, 52, 'routine',
     'e6b4a886cfffdd1a3119dc692a114a8433f6dc462d510f018f5a1bd19eaa678f',
 $source$create or replace function expiration.set_job(
     job text,
@@ -3259,7 +3296,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/stop.sql', 1, 52, 'routine',
+values ('expiration/stop.sql', 1, 53, 'routine',
     '30a3ae967deafcbf65fb97f2ae6f50bc148f3e26fd731de9738b0081b179dd63',
 $source$create or replace function expiration.stop(job text) returns setof expiration.run
 language plpgsql volatile security definer
@@ -3283,7 +3320,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/claim_failed.sql', 1, 53, 'routine',
+values ('expiration/claim_failed.sql', 1, 54, 'routine',
     'c989dd565e9d59eb3183592c1fc6f163dba24c7bcb3ed22a5c2284b1441e0b01',
 $source$create or replace function expiration.claim_failed(
     job text,
@@ -3384,7 +3421,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/count_due.sql', 1, 54, 'routine',
+values ('expiration/count_due.sql', 1, 55, 'routine',
     '87dd3a604d2697e160ad7df9852ea3e1c8a568424bda4af1c3beeb63b85f3db7',
 $source$create or replace function expiration.count_due(
     job text,
@@ -3431,7 +3468,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/failed.sql', 1, 55, 'view',
+values ('expiration/failed.sql', 1, 56, 'view',
     '89ce527cef254e1875afbfbcafbb19e6dca39206cd668425c592ca720bbbb2cd',
 $source$create or replace view expiration.failed as
 select
@@ -3461,7 +3498,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/has_due.sql', 1, 56, 'routine',
+values ('expiration/has_due.sql', 1, 57, 'routine',
     '1ddac269b67d65cfb1807b18ee4bcbffa00db8a1224f7d3c572c38bcc3b80a9f',
 $source$create or replace function expiration.has_due(
     job text,
@@ -3500,7 +3537,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/count_lateness.sql', 1, 57, 'routine',
+values ('expiration/count_lateness.sql', 1, 58, 'routine',
     '2acea0ad05145b2941b5d49730ea9a35489a55639a9cdef6e12b298294384022',
 $source$create or replace function expiration.count_lateness(
     deadlines timestamptz[],
@@ -3537,7 +3574,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/lateness_histogram.sql', 1, 58, 'view',
+values ('expiration/lateness_histogram.sql', 1, 59, 'view',
     'a099c977cf290c61e618f434cb756f057ea3e6c5d30cab8f0173a83d89bc2ccf',
 $source$create or replace view expiration.lateness_histogram as
 select
@@ -3566,7 +3603,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/duration_bucket.sql', 1, 59, 'routine',
+values ('expiration/duration_bucket.sql', 1, 60, 'routine',
     '264d012dbb6696a0a0eb9f0517e230f17dcd613c0fa4f8c3996c8d2c3031cfaa',
 $source$create or replace function expiration.duration_bucket(duration interval) returns integer
 language sql immutable strict parallel safe
@@ -3583,7 +3620,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/history.sql', 1, 60, 'view',
+values ('expiration/history.sql', 1, 61, 'view',
     'b3a17134b2bad8da323a61c7d77653f14221a0c91528efb0fa1c7d145aa8e1ac',
 $source$create or replace view expiration.history as
 select
@@ -3615,7 +3652,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/log_event.sql', 1, 61, 'view',
+values ('expiration/log_event.sql', 1, 62, 'view',
     'd7c5666e3edb2f88b3a9863501821d86c1789041e0aa5f163a74f9605477ee6a',
 $source$create or replace view expiration.log_event as
 select
@@ -3711,7 +3748,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/is_alive.sql', 1, 62, 'routine',
+values ('expiration/is_alive.sql', 1, 63, 'routine',
     '8144c4ba0f2882646240e8bad5ade2df3200dcb90192b199c359a8a0b6e67de3',
 $source$create or replace function expiration.is_alive(run expiration.run) returns boolean
 language sql stable security definer
@@ -3755,7 +3792,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/slot_status.sql', 1, 63, 'view',
+values ('outbox/slot_status.sql', 1, 64, 'view',
     '97bc255401b7ab72b4060d1ae1f3d05d5ca4374cbe19c8f2c54f0370057ce3a1',
 $source$create or replace view outbox.slot_status as
 select
@@ -3789,7 +3826,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/partition.sql', 1, 64, 'view',
+values ('outbox/partition.sql', 1, 65, 'view',
     'f067c3b8fccb425bc7664b2417c3f254a008ff676bc8daeb30095661d39e5a9a',
 $source$create or replace view outbox.partition as
 select
@@ -3814,7 +3851,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/preview_replay.sql', 1, 65, 'routine',
+values ('outbox/preview_replay.sql', 1, 66, 'routine',
     '8c7321933ad2676c95671c6471367eaba98c5eedbd796f3cfdc67192f98e29d0',
 $source$create or replace function outbox.preview_replay(
     event_ids uuid[] default null,
@@ -3854,7 +3891,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/log_item.sql', 1, 66, 'routine',
+values ('expiration/log_item.sql', 1, 67, 'routine',
     'c90f4cf62d3ce7a4fe254ef970ef72ac6368df3766556f1be80af474196e4e22',
 $source$create or replace function expiration.log_item(run_id uuid)
 returns table (at timestamptz, event text, fields jsonb)
@@ -3883,7 +3920,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/expire_items.sql', 1, 67, 'routine',
+values ('expiration/expire_items.sql', 1, 68, 'routine',
     '9aad4220b7d5dfda43c4a7c6a7b26025c2a30f43f75088b3c9dbc066c5e2605d',
 $source$create or replace function expiration.expire_items(
     phase text,
@@ -3910,7 +3947,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/cron_uninstall.sql', 1, 68, 'routine',
+values ('expiration/cron_uninstall.sql', 1, 69, 'routine',
     'e789fa8c0bed1f5576b9a8186e78d2d0e8f0f0047a61e3c2ea5625ebeff642de',
 $source$create or replace function expiration.cron_uninstall()
 returns table (jobname text, schedule text, command text, action text)
@@ -3938,7 +3975,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/claim_items.sql', 1, 69, 'routine',
+values ('expiration/claim_items.sql', 1, 70, 'routine',
     '323d2c8a1a942be603f348b181141f93901379c91058703d599207ca76b2b5ea',
 $source$create or replace function expiration.claim_items(
     job text,
@@ -3969,7 +4006,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/duration_histogram.sql', 1, 70, 'view',
+values ('expiration/duration_histogram.sql', 1, 71, 'view',
     '9aab3e4358c54726015695505d5cbc2191bd8ec8e78e4c11f87815397f10fba8',
 $source$create or replace view expiration.duration_histogram as
 select
@@ -4002,7 +4039,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/tally_runs.sql', 1, 71, 'routine',
+values ('expiration/tally_runs.sql', 1, 72, 'routine',
     '6bcf5a25cc70d721d693a488a9bfc0436059b0d59ae67e53ddab23e3275c098a',
 $source$create or replace function expiration.tally_runs(max_runs integer default 1000) returns bigint
 language plpgsql volatile security definer
@@ -4117,8 +4154,8 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/job_figures.sql', 1, 72, 'view',
-    '1fa7e796596221e20ba24a437b750570ba65d2b99892fb4247077149bb0f704e',
+values ('expiration/job_figures.sql', 1, 73, 'view',
+    'fd336bee4c4cab5a33bd8cba48dcde080a77898268ef97a2c48cc520296beda4',
 $source$create or replace view expiration.job_figures as
 select
     j.name as job,
@@ -4130,49 +4167,33 @@ select
         from expiration.run as r
         where r.status = 'running' and r.job = j.name and expiration.is_alive(r)
     ) as running,
-    last_run.id as last_run_id,
+    last_run.run_id as last_run_id,
     last_run.status as last_run_status,
     last_run.reason as last_run_reason,
     last_run.started_at as last_run_at,
     last_run.sqlstate as last_run_sqlstate,
-    success.finished_at as last_success_at,
+    last_run.last_success_at as last_success_at,
     greatest(
-        extract(epoch from clock_timestamp() - coalesce(success.finished_at, j.created_at))::double precision, 0
+        extract(epoch from clock_timestamp() - coalesce(last_run.last_success_at, j.created_at))::double precision, 0
     ) as seconds_since_last_success,
     coalesce(backlog.due_before, 0) as backlog,
     coalesce(last_run.expired, 0) as last_run_expired,
     coalesce(last_run.failed, 0) as last_run_failed,
-    (
-        select count(*)
-        from (
-            select from expiration.failed_item as f
-            where f.job = j.name
-            limit 10000
-        ) as c
-    ) as failed_items,
-    (
-        select min(f.first_failed_at)
-        from (
-            select f.first_failed_at from expiration.failed_item as f
-            where f.job = j.name
-            limit 10000
-        ) as f
-    ) as oldest_failed_at
+    failed.items as failed_items,
+    failed.oldest_at as oldest_failed_at
 from expiration.job as j
-left join lateral (
-    select r.*
-    from expiration.run as r
-    where r.job = j.name and r.driver <> 'sql' and r.status not in ('skipped', 'running')
-    order by r.started_at desc
-    limit 1
-) as last_run on true
-left join lateral (
-    select r.finished_at
-    from expiration.run as r
-    where r.job = j.name and r.status in ('completed', 'capped') and r.driver <> 'sql'
-    order by r.finished_at desc
-    limit 1
-) as success on true
+inner join expiration.last_cycle as last_run on j.name = last_run.job
+cross join lateral (
+    select
+        count(*) as items,
+        min(f.first_failed_at) as oldest_at
+    from (
+        select i.first_failed_at
+        from expiration.failed_item as i
+        where i.job = j.name
+        limit 10000
+    ) as f
+) as failed
 left join lateral (
     -- the cycle at work, where there is one
     select b.due_before
@@ -4194,7 +4215,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/reap_runs.sql', 1, 73, 'routine',
+values ('expiration/reap_runs.sql', 1, 74, 'routine',
     'e83c4c51714ed7ab1595ef04852300708d9e77d7c457bbf47cbae33c511ce562',
 $source$create or replace function expiration.reap_runs(job text default null) returns setof expiration.run
 language plpgsql volatile security definer
@@ -4228,8 +4249,8 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/status.sql', 1, 74, 'view',
-    '2e1d8d0bab781bbc02855d17439b0b4b4d678956d0dc9b129981c123ef0d4655',
+values ('expiration/status.sql', 1, 75, 'view',
+    '99524d2b049b36102f4c9f5954dffae538a866b3d57b81f7aa003d78c94c82ef',
 $source$create or replace view expiration.status as
 select
     j.name as job,
@@ -4240,8 +4261,8 @@ select
     last_run.started_at as last_run_at,
     last_run.status as last_run_status,
     last_run.reason as last_run_reason,
-    last_success.finished_at as last_success_at,
-    extract(epoch from clock_timestamp() - last_success.finished_at)::double precision as seconds_since_last_success,
+    last_run.last_success_at as last_success_at,
+    extract(epoch from clock_timestamp() - last_run.last_success_at)::double precision as seconds_since_last_success,
     due.items as due,
     due.oldest as oldest_due_at,
     case when isfinite(due.oldest) then clock_timestamp() - due.oldest end as oldest_due_age,
@@ -4250,7 +4271,7 @@ select
         when j.paused_at is not null
             then format('paused by %s since %s%s', j.paused_by, j.paused_at, ': ' || j.paused_reason)
         when running.runs > 0 then null
-        when last_run.id is null then 'it has never run: no driver has called it'
+        when last_run.run_id is null then 'it has never run: no driver has called it'
         when last_run.status = 'failed' then format('the last run failed with %s: %s', last_run.sqlstate, last_run.error)
         when last_run.failed > 0 and last_run.expired = 0
             then format('the last run expired nothing, and %s items failed: see expiration.failed', last_run.failed)
@@ -4265,20 +4286,7 @@ left join lateral (
     from expiration.run as r
     where r.job = j.name and r.status = 'running' and expiration.is_alive(r)
 ) as running on true
-left join lateral (
-    select r.*
-    from expiration.run as r
-    where r.job = j.name and r.driver <> 'sql' and r.status not in ('skipped', 'running')
-    order by r.started_at desc
-    limit 1
-) as last_run on true
-left join lateral (
-    select r.finished_at
-    from expiration.run as r
-    where r.job = j.name and r.status in ('completed', 'capped') and r.driver <> 'sql'
-    order by r.finished_at desc
-    limit 1
-) as last_success on true
+inner join expiration.last_cycle as last_run on j.name = last_run.job
 left join lateral (
     select
         count(*) as items,
@@ -4298,7 +4306,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/slot_figures.sql', 1, 75, 'view',
+values ('outbox/slot_figures.sql', 1, 76, 'view',
     '3ed1f0bb6eb23e2b25fa1655999f3db2b06321c7e764d56864eee61cc17d4dab',
 $source$create or replace view outbox.slot_figures as
 select
@@ -4334,7 +4342,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/partition_figures.sql', 1, 76, 'view',
+values ('outbox/partition_figures.sql', 1, 77, 'view',
     '579a6acb359e1b0c1556c82e3b446e1594d3867a43c985f5cf01c10bc5170c00',
 $source$create or replace view outbox.partition_figures as
 select
@@ -4357,7 +4365,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/is_item_fault.sql', 1, 77, 'routine',
+values ('expiration/is_item_fault.sql', 1, 78, 'routine',
     'ecce3beb7709e75de122661b69e6d0f1185f6403c9abb8247e55680a140d07ed',
 $source$create or replace function expiration.is_item_fault(
     phase text,
@@ -4400,7 +4408,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/start_run.sql', 1, 78, 'routine',
+values ('expiration/start_run.sql', 1, 79, 'routine',
     '1af7f9419bc0bd9534b82a576205f513f63c53976a8d0e32a15af1130044e1db',
 $source$create or replace function expiration.start_run(
     job text,
@@ -4578,7 +4586,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/expire_in_parts.sql', 1, 79, 'routine',
+values ('expiration/expire_in_parts.sql', 1, 80, 'routine',
     '7b7c445e394cb19b477de0552f26e6f508858b73cc5d7c68880ba72784094011',
 $source$create or replace function expiration.expire_in_parts(
     phase text,
@@ -4693,7 +4701,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/expire_batch.sql', 1, 80, 'routine',
+values ('expiration/expire_batch.sql', 1, 81, 'routine',
     '1aa82bf548f79b11221b391ee0004a97b33251a7962d8dec5fdd38fe9b924b2d',
 $source$create or replace function expiration.expire_batch(
     job text,
@@ -4819,7 +4827,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/expire_bookings_batch.sql', 1, 81, 'routine',
+values ('crm/expire_bookings_batch.sql', 1, 82, 'routine',
     '27ba48931a42a91bf04547bab6309660813a8bf2553990fed4f6bf1b7be3af63',
 $source$create or replace function crm.expire_bookings_batch(
     phase text,
@@ -4868,7 +4876,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/expire_leads_batch.sql', 1, 82, 'routine',
+values ('crm/expire_leads_batch.sql', 1, 83, 'routine',
     'e620a4bbd03966167c3021d5c9ec0013f3708a3687e9ca68f8b8cddbd0fc8ef1',
 $source$create or replace function crm.expire_leads_batch(
     as_of timestamptz default now(),
@@ -4911,7 +4919,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/run_batch.sql', 1, 83, 'routine',
+values ('expiration/run_batch.sql', 1, 84, 'routine',
     '8529d659f03e02879ffe3d0c6ff41d2c88fdb1296da5a301bc399cdae4d600e3',
 $source$create or replace function expiration.run_batch(run_id uuid) returns expiration.batch_report
 language plpgsql volatile security definer
@@ -5063,7 +5071,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/run_job.sql', 1, 84, 'routine',
+values ('expiration/run_job.sql', 1, 85, 'routine',
     '0b0570432f64a477b677d419ed1104eac3fdac814cc06dd5d7dc629c73362764',
 $source$create or replace procedure expiration.run_job(job pg_catalog.text, as_of pg_catalog.timestamptz default null)
 language plpgsql
@@ -5142,7 +5150,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/errors.sql', 1, 85, 'routine',
+values ('expiration/errors.sql', 1, 86, 'routine',
     'd5d37057a0ddba7cb7cc55879b2d57e631f0d56c0ab0be676a29b7da5668c949',
 $source$create or replace function expiration.errors()
 returns table (sqlstate text, name text, message text, hint text)
@@ -5210,7 +5218,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/raise_error.sql', 1, 86, 'routine',
+values ('expiration/raise_error.sql', 1, 87, 'routine',
     '743c226138d3daccf7bada15a674f6177b136fce0265538931c743da658c671b',
 $source$create or replace function expiration.raise_error(name text, variadic args text[] default '{}') returns void
 language plpgsql volatile
@@ -5233,7 +5241,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/check_command.sql', 1, 87, 'routine',
+values ('crm/check_command.sql', 1, 88, 'routine',
     '81490a059634ba0c61696ffcbbb2ce4b2f383712d4fb4fda40fc8505d5b9727e',
 $source$create or replace function crm.check_command(function_name text, variadic arguments text[]) returns void
 language plpgsql immutable
@@ -5255,7 +5263,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/check_deadline.sql', 1, 88, 'routine',
+values ('crm/check_deadline.sql', 1, 89, 'routine',
     '61d17a4ece04e31df3a746ec98c69bbfddffc950ea8787256ff4c46124055b14',
 $source$create or replace function crm.check_deadline(entity text, id uuid, deadline timestamptz, present timestamptz default null)
 returns void
@@ -5281,7 +5289,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/lock_booking.sql', 1, 89, 'routine',
+values ('crm/lock_booking.sql', 1, 90, 'routine',
     'f34fbfb10715af9ca1ab4824cabb03a33f02961e7268f23ae66983b1948afd76',
 $source$create or replace function crm.lock_booking(booking_id uuid, expected_version integer) returns crm.bookings
 language plpgsql volatile
@@ -5308,7 +5316,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/cron_schedule.sql', 1, 90, 'routine',
+values ('expiration/cron_schedule.sql', 1, 91, 'routine',
     '3141142bf2dfa7056c3283349016d30a44aa1092315c2b75778ee9937ce6cc5c',
 $source$create or replace function expiration.cron_schedule(job text, period interval, seconds_allowed boolean default false)
 returns text
@@ -5373,7 +5381,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/mark_traced.sql', 1, 91, 'routine',
+values ('expiration/mark_traced.sql', 1, 92, 'routine',
     'ea4f8e479fa678da705814d96f74878c65ac9564e76fbc4f08e14823d2cd4499',
 $source$create or replace function expiration.mark_traced(name text, tally_number bigint) returns void
 language plpgsql volatile security definer
@@ -5397,7 +5405,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/preview.sql', 1, 92, 'routine',
+values ('expiration/preview.sql', 1, 93, 'routine',
     'e0bd4895ea4f00dff044771e5692a1e14afd9521ca20d0ab00200bca1242cf4e',
 $source$create or replace function expiration.preview(
     job text,
@@ -5502,7 +5510,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/purge_history.sql', 1, 93, 'routine',
+values ('expiration/purge_history.sql', 1, 94, 'routine',
     '1b355c1da55d6349aead83f1903ac2b5eccbd870e381e251aa8f6716982bda6b',
 $source$create or replace function expiration.purge_history(max_runs integer default 10000)
 returns table (runs bigint, batches bigint)
@@ -5574,7 +5582,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/retry_failed.sql', 1, 94, 'routine',
+values ('expiration/retry_failed.sql', 1, 95, 'routine',
     'c40262079eef2191430852505bf5af15f1f56fa143679acd261984fc0e24d7a1',
 $source$create or replace function expiration.retry_failed(job text, item_id uuid default null) returns setof expiration.failed_item
 language plpgsql volatile security definer
@@ -5608,7 +5616,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/create_publication.sql', 1, 95, 'routine',
+values ('outbox/create_publication.sql', 1, 96, 'routine',
     '1ca1b15ebd397d29fe0003d74e3ebbea2e212e45eb853fa3dddf0213806722ad',
 $source$create or replace function outbox.create_publication(name text default 'crm_outbox') returns boolean
 language plpgsql volatile strict
@@ -5637,7 +5645,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/drop_partitions.sql', 1, 96, 'routine',
+values ('outbox/drop_partitions.sql', 1, 97, 'routine',
     '889d467357a5a8be251e3bbc31a609f2b3282912bba95f272858f66a89f28986',
 $source$create or replace function outbox.drop_partitions()
 returns table (partition text, estimated_events bigint, bytes bigint)
@@ -5703,7 +5711,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/make_partitions.sql', 1, 97, 'routine',
+values ('outbox/make_partitions.sql', 1, 98, 'routine',
     'e6dbebfd9ffd36da4f85113d3ccec3e78d522f3ab74e2d40fdd0e48b955c0a82',
 $source$create or replace function outbox.make_partitions(days_ahead integer default null)
 returns table (partition text, events_moved bigint)
@@ -5782,7 +5790,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/purge_inboxes.sql', 1, 98, 'routine',
+values ('outbox/purge_inboxes.sql', 1, 99, 'routine',
     'ad841db4bdaac75cbf6f017bd2ff5f007cea44938f127483dd906c35f74f8811',
 $source$create or replace function outbox.purge_inboxes(max_ids integer default 10000) returns bigint
 language plpgsql volatile security definer
@@ -5824,7 +5832,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/refuse_update.sql', 1, 99, 'routine',
+values ('outbox/refuse_update.sql', 1, 100, 'routine',
     '04508878c8585d6c495f53a3345fc0b08e724892f2c7eb72f8107f7e10fab8ec',
 $source$create or replace function outbox.refuse_update() returns trigger
 language plpgsql volatile security definer
@@ -5843,7 +5851,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('outbox/refuse_update.sql', 2, 100, 'trigger',
+values ('outbox/refuse_update.sql', 2, 101, 'trigger',
     '5a8ef09535628cd5f1475ecca4bea5cb0a406f26700efac96e1b513274b72073',
 $source$create or replace trigger event_is_append_only
 before update on outbox.event
@@ -5855,7 +5863,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/extend_lead.sql', 1, 101, 'routine',
+values ('crm/extend_lead.sql', 1, 102, 'routine',
     '7e45e89005ddb702b6c78064b7fdf33b423548e1ac92450399e04e76870d95a1',
 $source$create or replace function crm.extend_lead(
     lead_id uuid,
@@ -5912,7 +5920,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/reserve_property.sql', 1, 102, 'routine',
+values ('crm/reserve_property.sql', 1, 103, 'routine',
     '375d5b54faca88a2d2315f83b44c3316e9dd79f570510bd7f4b9f9934838a3f8',
 $source$create or replace function crm.reserve_property(
     tenant_id uuid,
@@ -5970,7 +5978,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/cancel_booking.sql', 1, 103, 'routine',
+values ('crm/cancel_booking.sql', 1, 104, 'routine',
     '2edf33e12c06fe5531c695b815d99fa3b4d4a11dd8fec68071f94ca9fdeedb27',
 $source$create or replace function crm.cancel_booking(
     booking_id uuid,
@@ -6006,7 +6014,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/confirm_booking.sql', 1, 104, 'routine',
+values ('crm/confirm_booking.sql', 1, 105, 'routine',
     'fc581cb9bc6fa04c6531bfe9b33282375fdb491ade6401847b25c802517c439b',
 $source$create or replace function crm.confirm_booking(
     booking_id uuid,
@@ -6049,7 +6057,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('crm/extend_booking.sql', 1, 105, 'routine',
+values ('crm/extend_booking.sql', 1, 106, 'routine',
     '5309fbe121fad6bb078f36fe1311543f20f5c0352c9444f3e82cc47435b9128b',
 $source$create or replace function crm.extend_booking(
     booking_id uuid,
@@ -6095,7 +6103,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/take_traces.sql', 1, 106, 'routine',
+values ('expiration/take_traces.sql', 1, 107, 'routine',
     '2c4b726925ef355e15c6fbc96a19cb7375094411ff9b59ec7b12758c14d58eed',
 $source$create or replace function expiration.take_traces(name text, max_runs integer default 100) returns setof expiration.run
 language plpgsql volatile security definer
@@ -6141,7 +6149,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/run_upkeep.sql', 1, 107, 'routine',
+values ('expiration/run_upkeep.sql', 1, 108, 'routine',
     '44c8e52d04a81f82703cf7a308b69aba6efd553a48cb58ae93d6cd558a3c5df4',
 $source$create or replace procedure expiration.run_upkeep()
 language plpgsql
@@ -6208,7 +6216,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/cron_plan.sql', 1, 108, 'routine',
+values ('expiration/cron_plan.sql', 1, 109, 'routine',
     'd05c9d347d5c5984a5887ed22781bdb85f822c6ec078a947b83e07e96e0a5a2c',
 $source$create or replace function expiration.cron_plan(seconds_allowed boolean default false)
 returns table (jobname text, schedule text, command text)
@@ -6231,7 +6239,7 @@ $source$)
 on conflict (file, part) do update set position = excluded.position, kind = excluded.kind, checksum = excluded.checksum, source = excluded.source;
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
-values ('expiration/cron_install.sql', 1, 109, 'routine',
+values ('expiration/cron_install.sql', 1, 110, 'routine',
     '628eb6729edad05d37c7aff2080262ad155544d8760c5066a35cb52d52aea268',
 $source$create or replace function expiration.cron_install()
 returns table (jobname text, schedule text, command text, action text)
@@ -6619,7 +6627,7 @@ grant execute on function expiration.loadable_objects(), expiration.fingerprint(
 -- 6. Done
 
 insert into expiration.installation (version, installed_at, installed_by, last_migration, checksum)
-values ('0.3.0', clock_timestamp(), session_user, '0007.consumers', '72a0a9cd59207ce6bd562554aae4f90ed3389211e3a6d22484536ddc38a806f6')
+values ('0.3.0', clock_timestamp(), session_user, '0007.consumers', 'd8cfcd7497211e2610db12d20b8165c3fdb343adcf23bc614b22db43be2f84d5')
 on conflict (version) do update set
     installed_at = excluded.installed_at, installed_by = excluded.installed_by,
     last_migration = excluded.last_migration, checksum = excluded.checksum;

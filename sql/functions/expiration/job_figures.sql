@@ -9,49 +9,33 @@ select
         from expiration.run as r
         where r.status = 'running' and r.job = j.name and expiration.is_alive(r)
     ) as running,
-    last_run.id as last_run_id,
+    last_run.run_id as last_run_id,
     last_run.status as last_run_status,
     last_run.reason as last_run_reason,
     last_run.started_at as last_run_at,
     last_run.sqlstate as last_run_sqlstate,
-    success.finished_at as last_success_at,
+    last_run.last_success_at as last_success_at,
     greatest(
-        extract(epoch from clock_timestamp() - coalesce(success.finished_at, j.created_at))::double precision, 0
+        extract(epoch from clock_timestamp() - coalesce(last_run.last_success_at, j.created_at))::double precision, 0
     ) as seconds_since_last_success,
     coalesce(backlog.due_before, 0) as backlog,
     coalesce(last_run.expired, 0) as last_run_expired,
     coalesce(last_run.failed, 0) as last_run_failed,
-    (
-        select count(*)
-        from (
-            select from expiration.failed_item as f
-            where f.job = j.name
-            limit 10000
-        ) as c
-    ) as failed_items,
-    (
-        select min(f.first_failed_at)
-        from (
-            select f.first_failed_at from expiration.failed_item as f
-            where f.job = j.name
-            limit 10000
-        ) as f
-    ) as oldest_failed_at
+    failed.items as failed_items,
+    failed.oldest_at as oldest_failed_at
 from expiration.job as j
-left join lateral (
-    select r.*
-    from expiration.run as r
-    where r.job = j.name and r.driver <> 'sql' and r.status not in ('skipped', 'running')
-    order by r.started_at desc
-    limit 1
-) as last_run on true
-left join lateral (
-    select r.finished_at
-    from expiration.run as r
-    where r.job = j.name and r.status in ('completed', 'capped') and r.driver <> 'sql'
-    order by r.finished_at desc
-    limit 1
-) as success on true
+inner join expiration.last_cycle as last_run on j.name = last_run.job
+cross join lateral (
+    select
+        count(*) as items,
+        min(f.first_failed_at) as oldest_at
+    from (
+        select i.first_failed_at
+        from expiration.failed_item as i
+        where i.job = j.name
+        limit 10000
+    ) as f
+) as failed
 left join lateral (
     -- the cycle at work, where there is one
     select b.due_before

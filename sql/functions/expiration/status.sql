@@ -8,8 +8,8 @@ select
     last_run.started_at as last_run_at,
     last_run.status as last_run_status,
     last_run.reason as last_run_reason,
-    last_success.finished_at as last_success_at,
-    extract(epoch from clock_timestamp() - last_success.finished_at)::double precision as seconds_since_last_success,
+    last_run.last_success_at as last_success_at,
+    extract(epoch from clock_timestamp() - last_run.last_success_at)::double precision as seconds_since_last_success,
     due.items as due,
     due.oldest as oldest_due_at,
     case when isfinite(due.oldest) then clock_timestamp() - due.oldest end as oldest_due_age,
@@ -18,7 +18,7 @@ select
         when j.paused_at is not null
             then format('paused by %s since %s%s', j.paused_by, j.paused_at, ': ' || j.paused_reason)
         when running.runs > 0 then null
-        when last_run.id is null then 'it has never run: no driver has called it'
+        when last_run.run_id is null then 'it has never run: no driver has called it'
         when last_run.status = 'failed' then format('the last run failed with %s: %s', last_run.sqlstate, last_run.error)
         when last_run.failed > 0 and last_run.expired = 0
             then format('the last run expired nothing, and %s items failed: see expiration.failed', last_run.failed)
@@ -33,20 +33,7 @@ left join lateral (
     from expiration.run as r
     where r.job = j.name and r.status = 'running' and expiration.is_alive(r)
 ) as running on true
-left join lateral (
-    select r.*
-    from expiration.run as r
-    where r.job = j.name and r.driver <> 'sql' and r.status not in ('skipped', 'running')
-    order by r.started_at desc
-    limit 1
-) as last_run on true
-left join lateral (
-    select r.finished_at
-    from expiration.run as r
-    where r.job = j.name and r.status in ('completed', 'capped') and r.driver <> 'sql'
-    order by r.finished_at desc
-    limit 1
-) as last_success on true
+inner join expiration.last_cycle as last_run on j.name = last_run.job
 left join lateral (
     select
         count(*) as items,
