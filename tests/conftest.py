@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from xdist.scheduler import LoadFileScheduling
 
 from pyrunner.postgres import Binaries
 from tests import servers
@@ -21,17 +20,6 @@ __all__ = ["stack", "stack_db", "stack_server", "wired"]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Those of Kafka come first: they take long."""
     items.sort(key=lambda item: not _needs_stack(item.nodeid))
-
-
-class _Scheduling(LoadFileScheduling):  # type: ignore[misc]
-    """A file's tests stay on one server, all of Kafka's on one stack."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return "kafka" if _needs_stack(nodeid) else nodeid.partition("::")[0]
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
-    return _Scheduling(config, log)
 
 
 def _needs_stack(nodeid: str) -> bool:

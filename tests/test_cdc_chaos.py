@@ -203,6 +203,22 @@ def caught_up(wired: Wired) -> Callable[[], bool]:
     return check
 
 
+def behind(wired: Wired, seed: int) -> str:
+    """What stands between the outbox and Kafka, for the one who has to find out why."""
+    sent = {record.id for record in wired.read_all()}
+    missing = [seq for event_id, _, seq in events_in(wired.db) if event_id not in sent]
+    slot = wired.db.rows(
+        "select s.active, s.wal_status, s.restart_lsn, s.confirmed_flush_lsn, pg_current_wal_lsn()"
+        " from pg_replication_slots as s where s.slot_name = %s",
+        (wired.slot,),
+    )
+    log = wired.stack.log("connect").read_text()[-6000:]
+    return (
+        f"Kafka has what the outbox has (seed {seed}); it lacks {len(missing)},"
+        f" seq {missing[:3]}..{missing[-3:]}; {wired.states()}; slot {slot}\n{log}"
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.requirement("L11", "B8", "B13", "B18", "X3", "X6")
@@ -248,7 +264,7 @@ def test_whatever_is_killed_each_event_arrives_once_in_order_and_has_its_effect_
     # a job that was killed in a cycle leaves rows for the next one
     for job in ("lead-expiration", "booking-expiration"):
         db.rows("call expiration.run_job(%s)", (job,))
-    wait_until(caught_up(wired), timeout=240, what=f"Kafka has what the outbox has; {wired.states()}")
+    wait_until(caught_up(wired), timeout=240, what=partial(behind, wired, seed))
     outbox = events_in(db)
     records = wired.read_all()
     assert_each_once_and_in_order(records, outbox)
