@@ -9,11 +9,12 @@ import os
 import secrets
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import httpx
 import psutil
@@ -339,6 +340,42 @@ def wire(stack: Stack, db: Database, **overrides: str) -> Wired:
     made = Wired(stack, db, connector, slot, publication, role, password, config)
     made.wait_until_running()
     return made
+
+
+class Ceaseless:
+    """Work in a thread, from the beginning of the block to its end."""
+
+    def __init__(self) -> None:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(timeout=120)
+        assert not self._thread.is_alive()
+
+    def _work(self) -> None:
+        """Works until `_stop` is set."""
+        raise NotImplementedError
+
+
+class Watch(Ceaseless):
+    """Looks at connector and task all the time, and remembers why they were FAILED."""
+
+    def __init__(self, wired: Wired) -> None:
+        self._wired = wired
+        super().__init__()
+        self.traces: list[str] = []
+
+    def _work(self) -> None:
+        while not self._stop.wait(0.1):
+            with contextlib.suppress(httpx.HTTPError, KeyError, ValueError):
+                if "FAILED" in self._wired.states():
+                    self.traces.append(self._wired.trace())
 
 
 # ------------------------------------------------------------------------------------------------ consuming

@@ -745,7 +745,7 @@ def test_a_worker_without_the_plugin(cdc: Cdc, stack: Stack, monkeypatch: pytest
         worker_without(stack, monkeypatch, "plugin.path", f"plugin.path={stack.folder / 'tmp'}"),
         cdc.nothing_changes(),
     ):
-        one_sentence(cdc.run("install", code=2), "has no Debezium connector", "plugin.path")
+        one_sentence(cdc.run("install", code=2), "has no pyrunner.OutboxConnector", "plugin.path")
 
 
 # --------------------------------------------------------------------------------------------- from Python

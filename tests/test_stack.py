@@ -20,6 +20,7 @@ import psutil
 import psycopg
 import pytest
 
+from pyrunner.cdc.setup import CONNECTOR_CLASS
 from pyrunner.errors import UsageError
 from pyrunner.stack import PARTS, Stack, StackError, assemble, debezium_root, escaped, filled_json
 from pyrunner.stack.assembly import AssemblyError, default_caches, find_java
@@ -122,6 +123,7 @@ def test_an_assembly_that_is_there_needs_no_maven(tmp_path: Path, monkeypatch: p
     need_kafka()
     monkeypatch.setenv("PATH", str(tmp_path))
     assert list(assemble().glob("plugins/debezium-postgres/debezium-connector-postgres-*.jar"))
+    assert list(assemble().glob("plugins/debezium-postgres/outbox-to-kafka-*.jar"))
 
 
 def test_without_maven_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,7 +347,7 @@ def test_up_says_where_everything_is(own: Stack) -> None:
     assert own.bootstrap_servers == said["bootstrapServers"]
     assert set(topics(own)) <= set(KEPT_TOPICS)
     plugins = httpx.get(f"{said['connectUrl']}/connector-plugins", trust_env=False).json()
-    assert "io.debezium.connector.postgresql.PostgresConnector" in [plugin["class"] for plugin in plugins]
+    assert CONNECTOR_CLASS in [plugin["class"] for plugin in plugins]
     for part in said["parts"]:
         assert Path(part["log"]).stat().st_size > 0
     plain = in_folder(own.folder, "up").out

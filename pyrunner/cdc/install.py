@@ -15,7 +15,7 @@ from pyrunner.cdc.errors import ConnectError, NotAllowedError, ObstaclesError, P
 from pyrunner.cdc.kafka import Kafka
 from pyrunner.cdc.rest import Connect
 from pyrunner.cdc.secret import PasswordFile
-from pyrunner.cdc.setup import CONNECTOR_CLASS, Setup, Topic
+from pyrunner.cdc.setup import CONNECTOR_CLASS, DEBEZIUM_CLASS, Setup, Topic
 from pyrunner.cdc.source import Slot, Source, check_server, open_source
 from pyrunner.database import explain, quoted, rows
 from pyrunner.errors import PyrunnerError, RefusedError, UsageError
@@ -276,9 +276,9 @@ class _Installation:
             )
         if not connect.has_plugin():
             yield UnfitError(
-                f"Connect at {connect.shown} has no Debezium connector for PostgreSQL.",
-                hint="Put the plugin into a folder of its plugin.path, on every worker, and restart them; "
-                "debezium/pom.xml says which version.",
+                f"Connect at {connect.shown} has no {CONNECTOR_CLASS}.",
+                hint="Put the jars of plugins/debezium-postgres, which mvn package makes in debezium/, in a "
+                "folder of its plugin.path, on every worker, and restart them.",
             )
             return
         every = connect.connectors()
@@ -561,12 +561,19 @@ def check_connector(
     """Refuses a connector of our name that does something else, and others that do what ours should."""
     setup = source.setup
     ours = {
-        "connector.class": CONNECTOR_CLASS,
         "database.dbname": source.database,
         "slot.name": setup.slot,
         "topic.prefix": setup.topic_prefix,
     }
+    classes = (CONNECTOR_CLASS, DEBEZIUM_CLASS)
     if present is not None:
+        if (kind := present.get("connector.class")) not in classes:
+            yield RefusedError(
+                f"There is a connector {setup.connector} with connector.class {kind}, and not"
+                f" {CONNECTOR_CLASS}.",
+                hint="Name another one by --name, or delete that one.",
+            )
+            return
         for key, value in ours.items():
             if present.get(key) != value:
                 yield RefusedError(
@@ -575,7 +582,7 @@ def check_connector(
                 )
                 return
     for name, configuration in others.items():
-        if configuration.get("connector.class") != CONNECTOR_CLASS:
+        if configuration.get("connector.class") not in classes:
             continue
         if configuration.get("topic.prefix") == setup.topic_prefix:
             yield RefusedError(

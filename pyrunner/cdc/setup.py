@@ -9,10 +9,12 @@ from typing import Any, Final
 from pyrunner.errors import UsageError
 from pyrunner.stack.files import filled_json
 
-__all__ = ["CONNECTOR_CLASS", "EVENT_TOPICS", "PLUGIN", "Setup", "Topic"]
+__all__ = ["CONNECTOR_CLASS", "DEBEZIUM_CLASS", "EVENT_TOPICS", "PLUGIN", "Setup", "Topic"]
 
 EVENT_TOPICS: Final = ("pin.crm.lead-expired.v1", "pin.crm.booking-expired.v1")
-CONNECTOR_CLASS: Final = "io.debezium.connector.postgresql.PostgresConnector"
+CONNECTOR_CLASS: Final = "pyrunner.OutboxConnector"
+# what ours adds to; a connector of an earlier version, or made by hand, has it as it is
+DEBEZIUM_CLASS: Final = "io.debezium.connector.postgresql.PostgresConnector"
 PLUGIN: Final = "pgoutput"
 
 _IN_SQL: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")

@@ -24,7 +24,10 @@ _ESSENTIAL: Final = (
     "kafka/kafka_2.13-*.jar",
     "kafka/connect-runtime-*.jar",
     "plugins/*/debezium-connector-*.jar",
+    "plugins/*/outbox-to-kafka-*.jar",
 )
+# of our part of the connector, in debezium/
+_SOURCE: Final = "src"
 
 
 class AssemblyError(PyrunnerError):
@@ -75,14 +78,15 @@ def assemble(
 
     Args:
         cache: where it is kept; by default the first of `default_caches()` that has it, or may be written to.
-        pom: Maven's project; by default debezium/pom.xml. Each text has an assembly of its own.
+        pom: Maven's project; by default debezium/pom.xml. Each text, with debezium/src beside it, has an
+            assembly of its own.
         on_progress: is told what takes long.
 
     Raises:
         AssemblyError: there is no Maven, or it failed.
     """
     pom = read("pom.xml") if pom is None else pom
-    name = f"kafka-{hashlib.sha256(pom.encode()).hexdigest()[:12]}"
+    name = f"kafka-{_fingerprint(pom)}"
     caches = default_caches() if cache is None else [cache]
     for place in caches:
         if (place / name).is_dir():
@@ -109,6 +113,14 @@ def assemble(
     return home
 
 
+def _fingerprint(pom: str) -> str:
+    digest = hashlib.sha256(pom.encode())
+    source = debezium_root() / _SOURCE
+    for path in sorted(path for path in source.rglob("*") if path.is_file()):
+        digest.update(f"\0{path.relative_to(source).as_posix()}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
 def _is_writable(folder: Path) -> bool:
     return os.access(folder if folder.exists() else folder.parent, os.W_OK)
 
@@ -132,6 +144,7 @@ def _build(mvn: str, pom: str, home: Path) -> None:
         new = Path(name)
         made = new / "dist"
         (new / "pom.xml").write_text(pom, "utf-8")
+        shutil.copytree(debezium_root() / _SOURCE, new / _SOURCE)
         with log.open("w") as output:
             try:
                 code = subprocess.run(
