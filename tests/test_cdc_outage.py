@@ -1,4 +1,7 @@
-"""PostgreSQL goes away in a chosen moment of the connector's work: the task goes on, and is never FAILED."""
+"""PostgreSQL goes away in a chosen moment of the connector's work: the task goes on, and is never FAILED.
+
+What Kafka Connect itself ends FAILED is restarted when its cause has passed.
+"""
 
 import contextlib
 import socket
@@ -39,7 +42,8 @@ class Line:
         self._times = 0
         self._broken_until = 0.0
         self.breaks = 0
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
 
     @property
     def port(self) -> int:
@@ -59,6 +63,9 @@ class Line:
 
     def close(self) -> None:
         """Ends it."""
+        # wakes the thread that waits for the next connection
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join(timeout=60)
         self._listener.close()
         self.break_now()
 
@@ -192,3 +199,47 @@ def test_a_database_that_goes_away_amid_the_stream_fails_nothing(far: Wired, lin
             else:
                 line.break_now()
             arrives(far, watch)
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("L11", "X3")
+def test_what_is_failed_is_restarted_until_its_cause_has_passed(wired: Wired) -> None:
+    wired.db.rows(INSERT)
+    wired.consume(20)
+    # which Debezium does not take for something that passes
+    wired.db.rows("drop publication crm_outbox")
+    with connect_client(wired.stack) as connect:
+        connect.post(
+            f"/connectors/{wired.connector}/restart", params={"includeTasks": "true"}
+        ).raise_for_status()
+
+    def failed() -> bool:
+        return "FAILED" in wired.states()
+
+    for _ in range(2):
+        wait_until(failed, timeout=60, what=lambda: f"the task is FAILED: {wired.states()}")
+        # tried again, in vain
+        wait_until(lambda: not failed(), timeout=60, what="the task is restarted")
+    wired.db.rows(
+        "create publication crm_outbox for table outbox.event"
+        " with (publish = 'insert', publish_via_partition_root = true)"
+    )
+    wired.wait_until_running()
+    wired.db.rows(INSERT)
+    ids = wired.outbox_ids()
+    assert sorted(record.id for record in wired.consume(len(ids))) == sorted(ids)
+    assert len(wired.read_all()) == len(ids)
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("L11", "X3")
+def test_what_people_have_stopped_or_paused_is_left_alone(wired: Wired) -> None:
+    with connect_client(wired.stack) as connect:
+        for command, state in (("pause", "PAUSED"), ("stop", "STOPPED")):
+            connect.put(f"/connectors/{wired.connector}/{command}").raise_for_status()
+            wait_until(lambda state=state: wired.states()[0] == state, timeout=60, what=f"it is {state}")  # type: ignore[misc]
+            # several of the caretaker's looks
+            time.sleep(3)
+            assert set(wired.states()) == {state}
+            connect.put(f"/connectors/{wired.connector}/resume").raise_for_status()
+            wired.wait_until_running()
