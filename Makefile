@@ -3,7 +3,7 @@
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
-CHECKED = $(wildcard pyrunner consumers tests benchmarks docs)
+CHECKED = $(wildcard pyrunner consumers tests benchmarks docs docker/runner/*.py)
 # each test process has a server of its own; one that was given is not shared, since roles belong to the whole server
 WORKERS ?= $(if $(PYRUNNER_TEST_DSN),0,2)
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(if $(PG),--pg $(PG))
@@ -23,17 +23,33 @@ setup: ## make .venv from the locked package list (the other targets do it by th
 demo: setup ## start a PostgreSQL of its own, load a CRM and watch its overdue leads and bookings expire
 	@$(BIN)/pyrunner demo $(ARGS)
 
+.PHONY: up
+up: ## start the whole system in containers, and wait until it works (PROFILES=runner,monitoring; see docs/compose.md)
+	@docker/system up
+
+.PHONY: down
+down: ## stop the system in containers and keep its data (VOLUMES=1 removes data and secrets, too)
+	@docker/system down
+
+.PHONY: smoke
+smoke: ## see a lead and a booking through the system in containers, step by step
+	@docker/system smoke
+
 .PHONY: test
-test: setup ## run all tests but those of Kafka (PG=16 takes another PostgreSQL; ARGS='-k lead -x' goes to pytest)
-	@$(PYTEST) -m 'not kafka' $(ARGS)
+test: setup ## run all tests but those of Kafka and of the containers (PG=16 takes another PostgreSQL; ARGS='-k lead -x' goes to pytest)
+	@$(PYTEST) -m 'not kafka and not docker' $(ARGS)
 
 .PHONY: test-quick
 test-quick: setup ## run the tests that take seconds
-	@$(PYTEST) -m 'not slow and not kafka' $(ARGS)
+	@$(PYTEST) -m 'not slow and not kafka and not docker' $(ARGS)
 
 .PHONY: test-cdc
 test-cdc: setup ## run the tests that start Kafka, Kafka Connect with Debezium and PostgreSQL
 	@$(PYTEST) -m kafka $(ARGS)
+
+.PHONY: test-docker
+test-docker: setup ## run the tests that build the images and start the whole system; they need a Docker daemon
+	@$(BIN)/python -m pytest -n 0 -m docker $(ARGS)
 
 .PHONY: lint
 lint: setup ## check style, format and types
