@@ -16,6 +16,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from pyrunner.cdc import PasswordFile, install
+from pyrunner.cdc.setup import CONNECTOR_CLASS, DEBEZIUM_CLASS
 from pyrunner.cdc.source import Source
 from pyrunner.database import connect
 from pyrunner.errors import PyrunnerError
@@ -148,6 +149,22 @@ def test_what_differs_is_put_right_and_what_is_missing_made(
     assert stack_db.value("select count(*) from outbox.slot") == 1
     assert set(cdc.install().values()) == {"kept"}
     cdc.arrived(cdc.expire_leads(3))
+
+
+@pytest.mark.requirement("L11")
+def test_a_connector_of_debeziums_own_class_is_taken_over_with_its_position(cdc: Cdc) -> None:
+    """An installation of version 0.3.0, or one made by hand."""
+    cdc.install()
+    cdc.configure(connector__class=DEBEZIUM_CLASS)
+    cdc.arrived(cdc.expire_leads(3))
+    steps = {step["name"]: step for step in cdc.run("install", "--json").json}
+    assert steps[cdc.setup.connector]["action"] == "changed"
+    assert steps[cdc.setup.connector]["note"] == "connector.class"
+    assert cdc.configuration()["connector.class"] == CONNECTOR_CLASS
+    records = cdc.arrived(cdc.expire_leads(3))
+    # each once, also those of before
+    assert sorted(record.id for record in records) == sorted(cdc.outbox_ids())
+    assert cdc.run("verify", "--json").json["missing"] == 0
 
 
 def test_the_configuration_is_the_committed_one(cdc: Cdc) -> None:

@@ -33,6 +33,7 @@ public class Caretaker implements ConnectRestExtension {
 
     private static final Logger LOGGER = LoggerFactory.getLogger(Caretaker.class);
     private static final int LONGEST_WAIT = 300;
+    private static final int SHORTEST_PEACE = 60;
     private static final Duration PATIENCE = Duration.ofSeconds(30);
 
     private final ScheduledExecutorService clock = Executors.newSingleThreadScheduledExecutor(work -> {
@@ -58,9 +59,9 @@ public class Caretaker implements ConnectRestExtension {
             return System.nanoTime() - due >= 0;
         }
 
-        /** Well for as long as it would have waited. */
+        /** Well for long enough: what fails again soon after each start is not begun with anew. */
         private boolean isOver() {
-            return System.nanoTime() - due >= TimeUnit.SECONDS.toNanos(wait);
+            return System.nanoTime() - due >= TimeUnit.SECONDS.toNanos(Math.max(wait, SHORTEST_PEACE));
         }
     }
 
@@ -133,7 +134,7 @@ public class Caretaker implements ConnectRestExtension {
                 .POST(HttpRequest.BodyPublishers.noBody())
                 .build();
         int answer = http.send(restart, HttpResponse.BodyHandlers.discarding()).statusCode();
-        LOGGER.warn("Connector {} is FAILED and was restarted (HTTP {}): {}", name, answer, why);
+        LOGGER.warn("Connector {} is FAILED; its restart was asked for, and answered by HTTP {}: {}", name, answer, why);
     }
 
     @Override
