@@ -5,7 +5,7 @@ import json
 import signal
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -728,15 +728,19 @@ def test_a_database_without_our_schema(cdc: Cdc, stack_db: Database) -> None:
 
 
 @contextlib.contextmanager
-def worker_without(stack: Stack, monkeypatch: pytest.MonkeyPatch, line: str, instead: str) -> Iterator[None]:
-    """Connect, restarted with another line in its configuration."""
+def worker_without(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, changes: Mapping[str, str]
+) -> Iterator[None]:
+    """Connect, restarted with other lines in its configuration, each in place of one that begins so."""
 
     def changed(name: str, values: dict[str, str]) -> str:
         text = filled_properties(name, values)
         if name != "connect.properties":
             return text
-        (found,) = [one for one in text.splitlines() if one.startswith(line)]
-        return text.replace(found, instead)
+        for line, instead in changes.items():
+            (found,) = [one for one in text.splitlines() if one.startswith(line)]
+            text = text.replace(found, instead)
+        return text
 
     stack.stop("connect")
     monkeypatch.setattr("pyrunner.stack.stack.filled_properties", changed)
@@ -750,7 +754,8 @@ def worker_without(stack: Stack, monkeypatch: pytest.MonkeyPatch, line: str, ins
 
 
 def test_a_worker_without_exactly_once(cdc: Cdc, stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    with worker_without(stack, monkeypatch, "exactly.once", "exactly.once.source.support=disabled"):
+    changes = {"exactly.once": "exactly.once.source.support=disabled"}
+    with worker_without(stack, monkeypatch, changes):
         with cdc.nothing_changes():
             answer = cdc.run("install", code=2)
         assert "has no exactly-once support" in answer.err
@@ -758,10 +763,9 @@ def test_a_worker_without_exactly_once(cdc: Cdc, stack: Stack, monkeypatch: pyte
 
 
 def test_a_worker_without_the_plugin(cdc: Cdc, stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    with (
-        worker_without(stack, monkeypatch, "plugin.path", f"plugin.path={stack.folder / 'tmp'}"),
-        cdc.nothing_changes(),
-    ):
+    # with the caretaker's line it would not even start
+    changes = {"plugin.path": f"plugin.path={stack.folder / 'tmp'}", "rest.extension": ""}
+    with worker_without(stack, monkeypatch, changes), cdc.nothing_changes():
         one_sentence(cdc.run("install", code=2), "has no pyrunner.OutboxConnector", "plugin.path")
 
 

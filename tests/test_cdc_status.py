@@ -209,8 +209,14 @@ def test_a_setting_that_somebody_changed(well: Cdc) -> None:
 def test_a_task_that_failed_says_why(well: Cdc) -> None:
     """A transform that cannot be carried out stands for whatever a task may trip over."""
     well.configure(transforms__outbox__route__by__field="no_such_column")
-    well.expire_leads(1)
-    finding = seen(well, "has failed")
+
+    def failed() -> Finding | None:
+        # the task with the settings of before may still take some
+        well.expire_leads(1)
+        return next((one for one in trouble(status(well)) if "has failed" in one["what"]), None)
+
+    finding = wait_until(failed, timeout=90, what="the task has failed")
+    assert finding is not None
     assert "no_such_column" in finding["what"]
     assert "\n" not in finding["what"]
     assert finding["remedy"] == "mend that, then: pyrunner cdc restart"
