@@ -353,10 +353,13 @@ class TestDefault:
         assert started.system("smoke").returncode == 0
 
     def test_the_exporter_tells_of_the_jobs(self, started: System) -> None:
+        with started.database() as db:
+            add_bookings(db, 1)
+            db.rows("call expiration.run_job(%s)", (BOOKINGS,))
         started.compose("--profile", "monitoring", "up", "-d", "--wait", "--no-deps", "exporter")
         figures = httpx.get(f"http://127.0.0.1:{started.ports['EXPORTER']}/metrics", trust_env=False).text
         assert re.search(r"^crm_exporter_up\{.*\} 1(\.0)?$", figures, re.MULTILINE)
-        assert re.search(r"^crm_booking_expiration_expired_total(\{.*\})? [1-9]", figures, re.MULTILINE)
+        assert re.search(r"^crm_booking_expiration_items_total\{.*\} [1-9]", figures, re.MULTILINE), figures
 
     def test_a_port_in_use_is_named_with_its_remedy(self, started: System, tmp_path: Path) -> None:
         other = System(tmp_path)
