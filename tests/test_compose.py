@@ -17,7 +17,6 @@ import httpx
 import psycopg
 import pytest
 import yaml
-from confluent_kafka import Consumer, TopicPartition
 
 import pyrunner
 from pyrunner.cdc.setup import EVENT_TOPICS
@@ -44,6 +43,7 @@ from tests.domain import (
     gate,
     open_gate,
 )
+from tests.kafka import Ceaseless, read_all
 from tests.servers import PROJECT, Database, need, wait_until
 
 ONCE: Final = {"setup", "handover", "smoke"}
@@ -420,65 +420,26 @@ def driven(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         system.destroy()
 
 
-class Load(threading.Thread):
-    """Inserts due leads and bookings, a few at a time, until it is stopped; outlives the database."""
+class Load(Ceaseless):
+    """Inserts due leads and bookings, a few at a time, until its end; outlives the database."""
 
     def __init__(self, dsn: str) -> None:
-        super().__init__(daemon=True)
+        super().__init__()
         self._dsn = dsn
-        self._end = threading.Event()
         self.inserted = 0
 
-    def run(self) -> None:
-        while not self._end.is_set():
+    def _work(self) -> None:
+        while not self._stop.is_set():
             with (
                 contextlib.suppress(psycopg.Error),
                 psycopg.connect(self._dsn, connect_timeout=5) as connection,
             ):
                 connection.autocommit = True
-                while not self._end.wait(0.1):
+                while not self._stop.wait(0.1):
                     add_leads(connection, 2, due="1 minute")
                     add_bookings(connection, 2, due="1 minute")
                     self.inserted += 4
-            self._end.wait(0.2)
-
-    def stop(self) -> None:
-        self._end.set()
-        self.join()
-
-
-def ids_in_kafka(servers_: str) -> Counter[str]:
-    """How often each event is among the committed records."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": servers_,
-            "group.id": "chaos-test",
-            "isolation.level": "read_committed",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-        }
-    )
-    found: Counter[str] = Counter()
-    try:
-        places = [
-            TopicPartition(topic, number, 0)
-            for topic in EVENT_TOPICS
-            for number in consumer.list_topics(topic, timeout=30).topics[topic].partitions
-        ]
-        consumer.assign(places)
-        ended = 0
-        while ended < len(places):
-            message = consumer.poll(60)
-            assert message is not None, "Kafka gives nothing"
-            if (error := message.error()) is not None:
-                assert error.name() == "_PARTITION_EOF", error
-                ended += 1
-                continue
-            headers: Any = dict(message.headers() or [])
-            found[headers["id"].decode()] += 1
-    finally:
-        consumer.close()
-    return found
+            self._stop.wait(0.2)
 
 
 @pytest.mark.docker
@@ -546,10 +507,8 @@ class TestRunner:
     @pytest.mark.requirement("B18")
     def test_whatever_is_killed_nothing_is_lost_and_nothing_doubled(self, driven: System) -> None:
         services = ["postgres", "kafka", "connect", "worker", "chessboard", "notifications"]
-        load = Load(driven.dsn)
-        load.start()
         table = []
-        try:
+        with Load(driven.dsn) as load:
             for service in services:
                 with driven.database() as db:
                     before = db.value("select count(*) from outbox.event")
@@ -571,8 +530,6 @@ class TestRunner:
                     after = db.value("select count(*) from outbox.event")
                     db.wait_until("select count(*) > %s from outbox.event", (after,), timeout=120)
                 table.append((service, back, time.monotonic() - began, after - before))
-        finally:
-            load.stop()
         with driven.database() as db:
             db.wait_until(
                 "select (select count(*) from crm.leads where status = 'Active' and expires_at < now())"
@@ -586,7 +543,7 @@ class TestRunner:
 
             def all_there() -> bool:
                 nonlocal found
-                found = ids_in_kafka(driven.bootstrap_servers)
+                found = Counter(record.id for record in read_all(driven.bootstrap_servers, EVENT_TOPICS))
                 return found.keys() >= ids
 
             wait_until(all_there, timeout=180, what="every event is in Kafka")
