@@ -181,9 +181,9 @@ class System:
             )
 
     def logs(self, service: str) -> str:
-        """What a service has written."""
+        """What a service has written since its container last started."""
         done = subprocess.run(
-            ["docker", "logs", self.container(service)],
+            ["docker", "logs", "--since", self.state(service)["StartedAt"], self.container(service)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

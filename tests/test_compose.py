@@ -456,7 +456,9 @@ class TestRunner:
             assert done.returncode == 0, done.stdout
             assert "the booking expires (by pyrunner)" in done.stdout
 
-    def test_a_stopped_worker_finishes_the_batch_in_hand(self, driven: System) -> None:
+    @pytest.fixture
+    def batches_of_50(self, driven: System) -> Iterator[None]:
+        """The leads' job takes 50 at a time, and is paused; afterwards the worker runs, come what may."""
         with driven.database() as db:
             db.rows("select expiration.set_job(job => %s, batch_size => 50)", (LEADS,))
             db.rows("select expiration.pause(%s, 'a test')", (LEADS,))
@@ -464,6 +466,18 @@ class TestRunner:
                 "select not exists (select from expiration.run where status = 'running' and job = %s)",
                 (LEADS,),
             )
+            try:
+                yield
+            finally:
+                db.rows("select expiration.set_job(job => %s, batch_size => 500)", (LEADS,))
+                db.rows("select expiration.resume(%s)", (LEADS,))
+                docker("start", driven.container("worker"))
+                driven.wait_healthy("worker")
+
+    @pytest.mark.usefixtures("batches_of_50")
+    def test_a_stopped_worker_finishes_the_batch_in_hand(self, driven: System) -> None:
+        assert '"worker stopping"' not in driven.logs("worker")
+        with driven.database() as db:
             leads = add_leads(db, 500)
             # the row 75 is in the second batch, which waits for us
             with gate(db, "Lead", leads[74]) as keeper:
@@ -499,9 +513,7 @@ class TestRunner:
             )
             assert (status, batches) == ("stopped", 2)
             drop_trigger(db, "gate_lead")
-            db.rows("select expiration.set_job(job => %s, batch_size => 500)", (LEADS,))
             docker("start", driven.container("worker"))
-            driven.wait_healthy("worker")
             db.wait_until("select count(*) = 0 from crm.leads where status = 'Active'", timeout=60)
 
     @pytest.mark.requirement("B18")
