@@ -1,3 +1,3 @@
 """Leads and bookings that expire inside PostgreSQL: installation, runner, operation."""
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"

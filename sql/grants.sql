@@ -84,11 +84,13 @@ grant execute on function
     outbox.preview_replay(uuid[], uuid, text, timestamptz, timestamptz),
     outbox.replay(text, uuid[], uuid, text, timestamptz, timestamptz, integer),
     outbox.register_slot(text, text, text),
-    outbox.forget_slot(text)
+    outbox.forget_slot(text),
+    outbox.open_gap(text),
+    outbox.close_gap(text)
 to crm_operator;
 grant execute on function chessboard.dismiss_parked(bigint), notifications.dismiss_parked(bigint) to crm_operator;
 -- cdc verify and recover compare the outbox with Kafka; what an event says is none of their business
-grant select (id, seq, created_at, topic, correlation_id) on outbox.event to crm_operator;
+grant select (id, seq, created_at, topic, correlation_id, lsn, replay_id) on outbox.event to crm_operator;
 
 -- app: the CRM's own work; the jobs' tables are none of its business
 grant select on crm.effective_leads, crm.effective_bookings to crm_app;

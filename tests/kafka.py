@@ -253,11 +253,15 @@ class Wired:
             status = answer.raise_for_status().json()
         return [status["connector"]["state"], *(task["state"] for task in status["tasks"])]
 
-    def trace(self) -> str:
-        """Why the task has failed."""
+    def failures(self) -> list[str]:
+        """Why connector and tasks are FAILED, a trace each; empty where none is."""
         with connect_client(self.stack) as connect:
-            status = connect.get(f"/connectors/{self.connector}/status").json()
-        return "\n".join(task.get("trace", "") for task in status.get("tasks", []))
+            status = connect.get(f"/connectors/{self.connector}/status").raise_for_status().json()
+        return [
+            part.get("trace") or "FAILED, and no trace"
+            for part in (status["connector"], *status["tasks"])
+            if part["state"] == "FAILED"
+        ]
 
     def wait_until_running(self, timeout: float = 60) -> None:
         """Waits until connector and task run; what is FAILED is restarted by Connect's caretaker."""
@@ -270,7 +274,7 @@ class Wired:
         wait_until(
             running,
             timeout=timeout,
-            what=lambda: f"{self.connector} and its task run: {self.states()} {self.trace()}",
+            what=lambda: f"{self.connector} and its task run: {self.states()} {self.failures()}",
         )
 
     def outbox_ids(self) -> list[str]:
@@ -375,8 +379,7 @@ class Watch(Ceaseless):
     def _work(self) -> None:
         while not self._stop.wait(0.1):
             with contextlib.suppress(httpx.HTTPError, KeyError, ValueError):
-                if "FAILED" in self._wired.states():
-                    self.traces.append(self._wired.trace())
+                self.traces += self._wired.failures()
 
 
 # ------------------------------------------------------------------------------------------------ consuming

@@ -1551,6 +1551,8 @@ CREATE FUNCTION expiration.errors() RETURNS TABLE(sqlstate text, name text, mess
         'See outbox.preview_replay; what was dropped after outbox.settings.retention is gone.'),
     ('XP020', 'publication_differs', 'publication %s publishes something else than INSERTs into outbox.event through its root',
         'Drop it, or give another name.'),
+    ('XP021', 'slot_gap', 'replication slot %s of the outbox was made when events were there already, and nobody has compared these with Kafka: no partition is dropped',
+        'pyrunner cdc recover compares, and sends what was not delivered; to give that up: outbox.close_gap.'),
     -- the domain's guards
     ('XP101', 'lead_not_found', 'there is no lead %s',
         'Look its id up in crm.leads.'),
@@ -2652,7 +2654,7 @@ COMMENT ON PROCEDURE expiration.run_upkeep() IS 'Keeps house, once an hour say: 
 CREATE FUNCTION expiration.schema_version() RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
-    RETURN '0.3.0'::text;
+    RETURN '0.4.0'::text;
 ALTER FUNCTION expiration.schema_version() OWNER TO crm_owner;
 COMMENT ON FUNCTION expiration.schema_version() IS 'Version of the functions and views installed; the runner refuses to work with another one.';
 CREATE FUNCTION expiration.set_job(job text, period interval DEFAULT NULL::interval, batch_size integer DEFAULT NULL::integer, max_batches_per_cycle integer DEFAULT NULL::integer, max_duration interval DEFAULT NULL::interval, retry_failures_per_cycle integer DEFAULT NULL::integer, max_transient_retries integer DEFAULT NULL::integer, stale_after interval DEFAULT NULL::interval, history_retention interval DEFAULT NULL::interval) RETURNS expiration.job
@@ -3156,6 +3158,17 @@ end
 $$;
 ALTER FUNCTION notifications.take_unsent(max_notices integer) OWNER TO crm_owner;
 COMMENT ON FUNCTION notifications.take_unsent(max_notices integer) IS 'Locks notices to be sent, oldest first, passing over those that others are sending and those that failed a moment ago (1 s, 2 s, 4 s ... at most 5 min). Send them, call mark_sent or mark_failed, then commit.';
+CREATE FUNCTION outbox.close_gap(name text) RETURNS boolean
+    LANGUAGE plpgsql STRICT SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    update outbox.slot as s set gap_since = null where s.name = close_gap.name and s.gap_since is not null;
+    return found;
+end
+$$;
+ALTER FUNCTION outbox.close_gap(name text) OWNER TO crm_owner;
+COMMENT ON FUNCTION outbox.close_gap(name text) IS 'Notes that the events from before a slot was made have been compared with Kafka and sent where they were missing, or are given up: retention goes on. Returns whether there was a gap. pyrunner cdc recover does both.';
 CREATE FUNCTION outbox.create_publication(name text DEFAULT 'crm_outbox'::text) RETURNS boolean
     LANGUAGE plpgsql STRICT
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -3191,10 +3204,17 @@ declare
     v_sealed pg_lsn;
     v_is_late boolean;
 begin
-    for v_slot in select s.name, s.state, s.confirmed_flush_lsn from outbox.slot_state as s order by s.name loop
+    for v_slot in select s.name, s.state, s.confirmed_flush_lsn, s.gap_since from outbox.slot_state as s order by s.name loop
         if v_slot.state in ('missing', 'lost') then
             perform expiration.raise_error('slot_lost', v_slot.name, v_slot.state);
         end if;
+        -- its position says nothing about what was appended before it was made
+        if v_slot.gap_since is not null then
+            perform expiration.raise_error('slot_gap', v_slot.name);
+        end if;
+        update outbox.slot as s
+        set delivered_lsn = v_slot.confirmed_flush_lsn
+        where s.name = v_slot.name and s.delivered_lsn is distinct from v_slot.confirmed_flush_lsn;
         v_confirmed := least(v_confirmed, v_slot.confirmed_flush_lsn);
     end loop;
     -- no slot has ever read the outbox, so it is the only copy; and two of us at once would only get in each other's way
@@ -3234,7 +3254,7 @@ begin
 end
 $_$;
 ALTER FUNCTION outbox.drop_partitions() OWNER TO crm_owner;
-COMMENT ON FUNCTION outbox.drop_partitions() IS 'Drops partitions that are past outbox.settings.retention and that every slot of outbox.slot has confirmed; returns them. In two calls: the first seals a partition to which nobody writes, a later one drops it once the seal is confirmed. Raises XP016 while a registered slot is missing or lost: the outbox is then the only copy. Does nothing where no slot is registered. Waits at most 2 s for a lock.';
+COMMENT ON FUNCTION outbox.drop_partitions() IS 'Drops partitions that are past outbox.settings.retention and that every slot of outbox.slot has confirmed; returns them. In two calls: the first seals a partition to which nobody writes, a later one drops it once the seal is confirmed. Raises XP016 while a registered slot is missing or lost: the outbox is then the only copy; XP021 while a slot may have left out what is older than it. Does nothing where no slot is registered. Waits at most 2 s for a lock.';
 CREATE FUNCTION outbox.forget_slot(name text) RETURNS boolean
     LANGUAGE plpgsql STRICT SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -3368,6 +3388,17 @@ end
 $$;
 ALTER FUNCTION outbox.make_partitions(days_ahead integer) OWNER TO crm_owner;
 COMMENT ON FUNCTION outbox.make_partitions(days_ahead integer) IS 'Makes the outbox''s partitions for today and days_ahead further days (default: outbox.settings), and moves home what fell into the default partition. Returns what it made. Waits at most 2 s for a lock.';
+CREATE FUNCTION outbox.open_gap(name text) RETURNS boolean
+    LANGUAGE plpgsql STRICT SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    update outbox.slot as s set gap_since = now() where s.name = open_gap.name and s.gap_since is null;
+    return found;
+end
+$$;
+ALTER FUNCTION outbox.open_gap(name text) OWNER TO crm_owner;
+COMMENT ON FUNCTION outbox.open_gap(name text) IS 'Notes that a slot is about to be made anew: events from before may not have been delivered, so no partition is dropped until outbox.close_gap. Returns whether that is news.';
 CREATE FUNCTION outbox.partition_start(partition oid) RETURNS timestamp with time zone
     LANGUAGE sql STABLE STRICT
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -3453,9 +3484,17 @@ CREATE FUNCTION outbox.register_slot(name text, publication text, connector text
     LANGUAGE plpgsql STRICT SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
+declare
+    v_confirmed pg_lsn;
 begin
-    insert into outbox.slot as s (name, publication, connector)
-    values (register_slot.name, register_slot.publication, register_slot.connector)
+    select r.confirmed_flush_lsn into v_confirmed
+    from pg_replication_slots as r
+    where r.slot_name = register_slot.name;
+    insert into outbox.slot as s (name, publication, connector, gap_since)
+    values (
+        register_slot.name, register_slot.publication, register_slot.connector,
+        case when exists (select from outbox.event as e where e.lsn < v_confirmed) then now() end
+    )
     on conflict on constraint slot_pkey do update
     set publication = excluded.publication, connector = excluded.connector
     where (s.publication, s.connector) is distinct from (excluded.publication, excluded.connector);
@@ -3463,7 +3502,7 @@ begin
 end
 $$;
 ALTER FUNCTION outbox.register_slot(name text, publication text, connector text) OWNER TO crm_owner;
-COMMENT ON FUNCTION outbox.register_slot(name text, publication text, connector text) IS 'Notes that a slot reads the outbox: from now on no partition is dropped before it has confirmed it, nor while it is missing or lost. Returns whether anything changed. Makes no slot.';
+COMMENT ON FUNCTION outbox.register_slot(name text, publication text, connector text) IS 'Notes that a slot reads the outbox: from now on no partition is dropped before it has confirmed it, nor while it is missing or lost, nor, where events lie before it, until these have been compared with Kafka (outbox.close_gap). Returns whether anything changed. Makes no slot.';
 CREATE TABLE outbox.replay_log (
     id uuid DEFAULT gen_random_uuid() NOT NULL,
     requested_at timestamp with time zone DEFAULT now() NOT NULL,
@@ -4421,7 +4460,9 @@ CREATE TABLE outbox.slot (
     publication text NOT NULL,
     connector text NOT NULL,
     created_at timestamp with time zone DEFAULT now() NOT NULL,
-    created_by text DEFAULT SESSION_USER NOT NULL
+    created_by text DEFAULT SESSION_USER NOT NULL,
+    gap_since timestamp with time zone,
+    delivered_lsn pg_lsn
 );
 ALTER TABLE outbox.slot OWNER TO crm_owner;
 COMMENT ON TABLE outbox.slot IS 'Replication slots that read the outbox and are expected to be there: as long as one is missing or lost, no partition is dropped.';
@@ -4430,6 +4471,8 @@ COMMENT ON COLUMN outbox.slot.publication IS 'The publication that it reads.';
 COMMENT ON COLUMN outbox.slot.connector IS 'The connector that reads from it.';
 COMMENT ON COLUMN outbox.slot.created_at IS 'When it was registered.';
 COMMENT ON COLUMN outbox.slot.created_by IS 'Who registered it.';
+COMMENT ON COLUMN outbox.slot.gap_since IS 'Since when older events may not have been delivered: the slot was made when they were there already, and reads none of them. Null once outbox.close_gap was called; until then no partition is dropped.';
+COMMENT ON COLUMN outbox.slot.delivered_lsn IS 'Up to where the slot had confirmed everything when upkeep last looked: known even when the slot is gone. Not moved while there may be a gap.';
 CREATE VIEW outbox.slot_state AS
  SELECT s.name,
     s.publication,
@@ -4447,7 +4490,8 @@ CREATE VIEW outbox.slot_state AS
     r.confirmed_flush_lsn,
     (pg_wal_lsn_diff(w.lsn, r.restart_lsn))::bigint AS retained_bytes,
     (pg_wal_lsn_diff(w.lsn, r.confirmed_flush_lsn))::bigint AS lag_bytes,
-    r.safe_wal_size
+    r.safe_wal_size,
+    s.gap_since
    FROM ((outbox.slot s
      LEFT JOIN pg_replication_slots r ON (((s.name = r.slot_name) AND (r.slot_type = 'logical'::text) AND (r.database = current_database()))))
      CROSS JOIN LATERAL ( SELECT
@@ -4456,7 +4500,7 @@ CREATE VIEW outbox.slot_state AS
                     ELSE pg_current_wal_lsn()
                 END AS lsn) w);
 ALTER TABLE outbox.slot_state OWNER TO crm_owner;
-COMMENT ON VIEW outbox.slot_state IS 'Slots of the outbox, each as it is now: state missing, lost, inactive or active; WAL held back for it (retained_bytes), not yet confirmed (lag_bytes), left before it is lost (safe_wal_size). Reads no event.';
+COMMENT ON VIEW outbox.slot_state IS 'Slots of the outbox, each as it is now: state missing, lost, inactive or active; WAL held back for it (retained_bytes), not yet confirmed (lag_bytes), left before it is lost (safe_wal_size); gap_since as in outbox.slot. Reads no event.';
 CREATE VIEW outbox.slot_figures AS
  SELECT s.name,
     s.connector,
@@ -4495,7 +4539,8 @@ CREATE VIEW outbox.slot_status AS
     s.safe_wal_size,
     b.events AS backlog_events,
     b.oldest_at AS oldest_backlog_at,
-    (EXTRACT(epoch FROM (clock_timestamp() - b.oldest_at)))::double precision AS backlog_seconds
+    (EXTRACT(epoch FROM (clock_timestamp() - b.oldest_at)))::double precision AS backlog_seconds,
+    s.gap_since
    FROM (outbox.slot_state s
      LEFT JOIN LATERAL ( SELECT count(*) AS events,
             min(e.created_at) AS oldest_at
@@ -4782,6 +4827,8 @@ GRANT ALL ON FUNCTION notifications.park(topic text, partition integer, kafka_of
 GRANT SELECT ON TABLE notifications.notice TO crm_notifications;
 REVOKE ALL ON FUNCTION notifications.take_unsent(max_notices integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION notifications.take_unsent(max_notices integer) TO crm_notifications;
+REVOKE ALL ON FUNCTION outbox.close_gap(name text) FROM PUBLIC;
+GRANT ALL ON FUNCTION outbox.close_gap(name text) TO crm_operator;
 REVOKE ALL ON FUNCTION outbox.create_publication(name text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION outbox.drop_partitions() FROM PUBLIC;
 GRANT ALL ON FUNCTION outbox.drop_partitions() TO crm_runner;
@@ -4792,10 +4839,14 @@ GRANT SELECT(id) ON TABLE outbox.event TO crm_operator;
 GRANT SELECT(created_at) ON TABLE outbox.event TO crm_operator;
 GRANT SELECT(topic) ON TABLE outbox.event TO crm_operator;
 GRANT SELECT(correlation_id) ON TABLE outbox.event TO crm_operator;
+GRANT SELECT(lsn) ON TABLE outbox.event TO crm_operator;
+GRANT SELECT(replay_id) ON TABLE outbox.event TO crm_operator;
 REVOKE ALL ON FUNCTION outbox.is_publication_right(name text) FROM PUBLIC;
 GRANT ALL ON FUNCTION outbox.is_publication_right(name text) TO crm_monitor;
 REVOKE ALL ON FUNCTION outbox.make_partitions(days_ahead integer) FROM PUBLIC;
 GRANT ALL ON FUNCTION outbox.make_partitions(days_ahead integer) TO crm_runner;
+REVOKE ALL ON FUNCTION outbox.open_gap(name text) FROM PUBLIC;
+GRANT ALL ON FUNCTION outbox.open_gap(name text) TO crm_operator;
 REVOKE ALL ON FUNCTION outbox.partition_start(partition oid) FROM PUBLIC;
 GRANT ALL ON FUNCTION outbox.partition_start(partition oid) TO crm_monitor;
 REVOKE ALL ON FUNCTION outbox.preview_replay(event_ids uuid[], aggregate_id uuid, topic text, since timestamp with time zone, until timestamp with time zone) FROM PUBLIC;

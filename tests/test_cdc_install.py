@@ -287,6 +287,24 @@ def test_a_new_password_is_given_on_demand_only(cdc: Cdc, stack_db: Database) ->
     cdc.arrived(cdc.expire_leads(1))
 
 
+def test_a_new_password_that_was_given_outlives_a_failed_installation(cdc: Cdc, stack_db: Database) -> None:
+    """Others may use the role: its former password is gone, so the new one must be known."""
+    cdc.install()
+    cdc.password_file.unlink()
+    unseen = str(cdc.password_file.parent / "unseen" / "debezium.properties")
+    answer = cdc.run("install", "--set-password", "--connect-password-file", unseen, code=None)
+    assert answer.code != 0
+    password = PasswordFile(cdc.password_file).read()
+    assert f"Role {cdc.setup.role} has the password of {cdc.password_file}" in answer.err
+    assert password not in answer.err
+    role = make_conninfo(stack_db.dsn, user=cdc.setup.role, password=password)
+    with contextlib.closing(connect(role)) as connection:
+        assert connection.execute("select current_user::text").fetchone() is not None
+    cdc.install()
+    cdc.run("restart")
+    cdc.arrived(cdc.expire_leads(1))
+
+
 # -------------------------------------------------------------------------------------------- the slot's wait
 
 
@@ -330,6 +348,24 @@ def test_who_waits_too_long_leaves_nothing_behind(cdc: Cdc, stack_db: Database) 
     assert f"select pg_terminate_backend({other.info.backend_pid})" in answer.err
 
 
+def test_a_slot_that_comes_when_it_was_given_up_is_dropped(cdc: Cdc, stack_db: Database) -> None:
+    other = stack_db.connect(autocommit=False)
+    other.execute("select pg_current_xact_id()")
+
+    def give_up(_sentence: str) -> None:
+        other.rollback()
+        stack_db.wait_until(
+            "select confirmed_flush_lsn is not null from pg_replication_slots where slot_name = %s",
+            (cdc.setup.slot,),
+        )
+        raise KeyboardInterrupt
+
+    with contextlib.closing(connect(stack_db.dsn)) as connection, cdc.nothing_changes():
+        source = Source(cdc.setup, connection)
+        with pytest.raises(KeyboardInterrupt):
+            source.create_slot(patience=60, tell=give_up)
+
+
 def test_an_interrupt_leaves_nothing_behind(cdc: Cdc, stack_db: Database) -> None:
     other = stack_db.connect(autocommit=False)
     other.execute("select pg_current_xact_id()")
@@ -367,6 +403,22 @@ def test_what_was_there_before_a_failed_installation_is_there_after_it(cdc: Cdc,
     make_topics(cdc.stack)
     with cdc.nothing_changes():
         cdc.run("install", "--database-port", str(free_port()), code=2)
+
+
+def test_a_registration_that_was_there_before_a_failed_installation_is_there_after_it(
+    cdc: Cdc, stack_db: Database
+) -> None:
+    """A slot that is registered for another connector of ours, which is gone."""
+    cdc.install()
+    with cdc.connect() as connect_:
+        connect_.delete(cdc.path).raise_for_status()
+    cdc.wait_until_unread()
+    other = cdc.named(connector=f"{cdc.setup.connector}-2")
+    unseen = str(cdc.password_file.parent / "unseen" / "debezium.properties")
+    with cdc.nothing_changes():
+        answer = other.run("install", "--set-password", "--connect-password-file", unseen, code=None)
+        assert answer.code != 0
+    assert stack_db.rows("select connector from outbox.slot") == [(cdc.setup.connector,)]
 
 
 def test_a_connector_that_does_not_come_up_is_taken_away_again(cdc: Cdc, stack_db: Database) -> None:
@@ -659,6 +711,51 @@ def test_uninstall_asks_and_says_what_would_not_be_delivered(cdc: Cdc) -> None:
         one_sentence(
             cdc.run("uninstall", code=6), "3 events would not be delivered", "nobody can be asked", "--yes"
         )
+
+
+def test_a_publication_that_another_slot_reads_stays(cdc: Cdc, stack_db: Database) -> None:
+    cdc.install()
+    other = cdc.named(
+        connector=f"{cdc.setup.connector}-2",
+        slot=f"{cdc.setup.slot}_2",
+        topic_prefix=f"{cdc.setup.topic_prefix}b",
+    )
+    other.install()
+    steps = {one["what"]: one for one in other.run("uninstall", "--yes", "--json").json}
+    assert (steps["publication"]["action"], steps["slot"]["action"]) == ("kept", "removed")
+    assert cdc.setup.slot in steps["publication"]["note"]
+    cdc.arrived(cdc.expire_leads(1))
+    steps = {one["what"]: one for one in cdc.run("uninstall", "--yes", "--json").json}
+    assert steps["publication"]["action"] == "removed"
+
+
+def test_a_publication_that_is_not_ours_stays(cdc: Cdc, stack_db: Database) -> None:
+    cdc.install()
+    name = sql.Identifier(cdc.setup.publication)
+    stack_db.rows(sql.SQL("alter publication {} set (publish = 'insert, update')").format(name))
+    steps = {one["what"]: one for one in cdc.run("uninstall", "--yes", "--json").json}
+    assert steps["publication"]["action"] == "kept"
+    assert stack_db.value("select count(*) from pg_publication") == 1
+
+
+def test_uninstall_needs_no_password(cdc: Cdc, stack_db: Database) -> None:
+    """Connect tells no offsets of a connector whose password it cannot read."""
+    cdc.install()
+    cdc.arrived(cdc.expire_leads(2))
+    cdc.password_file.unlink()
+    steps = {one["what"]: one["action"] for one in cdc.run("uninstall", "--yes", "--json").json}
+    assert (steps["connector"], steps["slot"]) == ("removed", "removed")
+    assert (
+        stack_db.value("select count(*) from pg_replication_slots where slot_name = %s", (cdc.setup.slot,))
+        == 0
+    )
+    # the offsets are still there, and nothing is passed over because of them
+    gap = cdc.expire_leads(1)
+    assert "pyrunner cdc recover" in cdc.run("install", "--set-password", code=6).err
+    done = cdc.run("recover", "--set-password", "--json").json
+    assert done["complete"] is True
+    cdc.arrived(gap)
+    assert cdc.run("verify", "--json").json["doubled"] == 0
 
 
 def test_a_role_that_is_used_elsewhere_stays(cdc: Cdc, stack_db: Database) -> None:

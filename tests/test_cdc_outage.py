@@ -16,6 +16,7 @@ import pytest
 from pyrunner.stack import Stack
 from tests.kafka import Watch, Wired, connect_client, wire
 from tests.servers import Database, wait_until
+from tests.slots import reading
 
 pytestmark = pytest.mark.kafka
 
@@ -243,3 +244,34 @@ def test_what_people_have_stopped_or_paused_is_left_alone(wired: Wired) -> None:
             assert set(wired.states()) == {state}
             connect.put(f"/connectors/{wired.connector}/resume").raise_for_status()
             wired.wait_until_running()
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("L11", "X3")
+def test_a_slot_that_somebody_else_reads_is_waited_for(wired: Wired) -> None:
+    """For longer than Debezium asks for it in one go."""
+    wired.db.rows(INSERT)
+    wired.consume(20)
+    with connect_client(wired.stack) as connect, Watch(wired) as watch:
+        connect.put(f"/connectors/{wired.connector}/stop").raise_for_status()
+        wait_until(lambda: wired.states() == ["STOPPED"], timeout=60, what="it is STOPPED")
+        wired.db.wait_until(
+            "select not active from pg_replication_slots where slot_name = %s", (wired.slot,), timeout=60
+        )
+        with reading(wired.db, wired.slot):
+            connect.put(f"/connectors/{wired.connector}/resume").raise_for_status()
+            # it is refused, begins anew, and is refused again
+            for _ in range(2):
+                refusals = occurrences(wired)
+                wait_until(
+                    lambda refusals=refusals: occurrences(wired) > refusals + 3,  # type: ignore[misc]
+                    timeout=120,
+                    what="the slot is asked for again and again",
+                )
+        arrives(wired, watch)
+
+
+def occurrences(wired: Wired) -> int:
+    """How often Connect's log says that this slot is taken."""
+    text = wired.stack.log("connect").read_text("utf-8", "replace")
+    return text.count(f'replication slot "{wired.slot}" is active')

@@ -4,14 +4,16 @@ import contextlib
 import signal
 import threading
 from collections import Counter
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin._resource import ResourceType
 from psycopg import sql
 
 from tests.cdc import Cdc, cdc
@@ -229,7 +231,7 @@ def test_an_idle_outbox_does_not_hold_back_the_log_after_a_recovery(cdc: Cdc, st
 
 
 @pytest.mark.parametrize("at", ["The connector stops", "has not confirmed yet", "sent once more"])
-def test_a_recovery_that_was_killed_can_be_repeated(cdc: Cdc, at: str) -> None:
+def test_a_recovery_that_was_killed_can_be_repeated(cdc: Cdc, stack_db: Database, at: str) -> None:
     cdc.install()
     cdc.stop()
     drop_slot(cdc)
@@ -238,7 +240,12 @@ def test_a_recovery_that_was_killed_can_be_repeated(cdc: Cdc, at: str) -> None:
         wait_until(lambda: at in process.so_far.err, timeout=90, what=lambda: f"{at}: {process.so_far}")
         process.send(signal.SIGKILL)
     cdc.wait_until_unread() if at == "The connector stops" else None
+    # a slot is there again, and the outbox is the only copy all the same
+    if at != "The connector stops":
+        with refused("XP021", cdc.setup.slot):
+            stack_db.rows("select * from outbox.drop_partitions()")
     recovered(cdc)
+    stack_db.rows("select * from outbox.drop_partitions()")
     wait_until(lambda: cdc.run("status", code=None).code == 0, timeout=90, what=lambda: str(findings(cdc)))
     found = verdict(cdc)
     assert (found["missing"], found["decided"]) == (0, True)
@@ -262,15 +269,38 @@ def test_many_missing_events_come_in_their_order(cdc: Cdc, stack_db: Database) -
 
 
 @pytest.mark.requirement("X3")
-def test_events_from_before_the_installation_are_sent_on_demand(cdc: Cdc) -> None:
+def test_events_from_before_the_installation_are_sent_on_demand(cdc: Cdc, stack_db: Database) -> None:
     old = cdc.expire_leads(3)
     assert "older events: pyrunner cdc recover" in cdc.run("install").out
     new = cdc.expire_leads(2)
     cdc.arrived(new)
     assert verdict(cdc, code=9)["missing"] == 3
+    # nobody has delivered them, so nothing is dropped
+    assert complained(cdc, "was made when events were there already") == "pyrunner cdc recover"
+    with refused("XP021", cdc.setup.slot):
+        stack_db.rows("select * from outbox.drop_partitions()")
+    cdc.run("recover", "--dry-run")
+    assert "was made when events were there already" in str(findings(cdc))
     done = recovered(cdc)
-    assert done["slotMadeAnew"] is False
+    assert (done["slotMadeAnew"], done["complete"]) == (False, True)
     assert_complete(cdc, again=old)
+    stack_db.rows("select * from outbox.drop_partitions()")
+    assert "older events" not in cdc.run("install").out
+
+
+def test_what_was_there_before_an_uninstall_is_compared_before_any_of_it_is_dropped(
+    cdc: Cdc, stack_db: Database
+) -> None:
+    cdc.install()
+    cdc.arrived(cdc.expire_leads(3))
+    cdc.run("uninstall", "--yes")
+    assert "older events: pyrunner cdc recover" in cdc.run("install").out
+    with refused("XP021", cdc.setup.slot):
+        stack_db.rows("select * from outbox.drop_partitions()")
+    done = recovered(cdc)
+    assert (done["replays"], done["complete"]) == ([], True)
+    assert_complete(cdc)
+    stack_db.rows("select * from outbox.drop_partitions()")
 
 
 def test_a_topic_that_was_deleted_is_filled_again(cdc: Cdc) -> None:
@@ -347,21 +377,54 @@ def test_an_outbox_truncated_by_mistake(cdc: Cdc, stack_db: Database) -> None:
     cdc.stop()
     second = cdc.expire_leads(4)
     stack_db.rows("truncate outbox.event")
-    remedy = complained(cdc, "is empty, and 7 events had been appended: it was truncated")
+    remedy = complained(cdc, "has 0 of 7 events that had been appended: it was truncated")
     assert remedy.startswith("keep the slot")
     with cdc.nothing_changes():
         answer = cdc.run("recover", "--new-slot", code=6)
         assert "was truncated" in answer.err
     lost = verdict(cdc, code=9)
     assert (lost["appended"], lost["lost"]) == (0, 4)
+    # the next cycle hides nothing of it
+    third = cdc.expire_leads(1)
+    assert complained(cdc, "has 1 of 8 events that had been appended: it was truncated") == remedy
+    with cdc.nothing_changes():
+        assert "was truncated" in cdc.run("recover", "--new-slot", code=6).err
     cdc.run("restart")
-    records = cdc.arrived([*first, *second])
-    assert Counter(record.id for record in records) == Counter([*first, *second])
-    # by the runs' own books, and not by an outbox that holds nothing
+    records = cdc.arrived([*first, *second, *third])
+    assert Counter(record.id for record in records) == Counter([*first, *second, *third])
+    # by the runs' own books, and not by an outbox that holds next to nothing
     found = verdict(cdc)
-    assert (found["appended"], found["lost"], found["strangers"]) == (0, 0, 7)
+    assert (found["appended"], found["lost"], found["strangers"]) == (1, 0, 7)
+    # all of it is delivered
+    wait_until(lambda: "truncated" not in str(findings(cdc)), timeout=60, what="nothing of it is left to say")
+
+
+@pytest.mark.requirement("X3")
+def test_after_a_truncation_what_was_delivered_long_before_is_not_taken_for_lost(
+    cdc: Cdc, stack_db: Database
+) -> None:
+    cdc.install()
     cdc.arrived(cdc.expire_leads(1))
-    assert "truncated" not in str(findings(cdc))
+    ((run_id, batch),) = stack_db.rows("select run_id, to_jsonb(b) from expiration.batch as b")
+    ago = datetime.now(UTC) - timedelta(minutes=20)
+    # a run of twenty minutes ago, whose event is in Kafka since then, and in the outbox no more
+    producer = Producer({"bootstrap.servers": cdc.stack.bootstrap_servers})
+    producer.produce(
+        cdc.setup.event_topics[0],
+        b"{}",
+        headers=[("id", str(uuid4()).encode()), ("correlation_id", str(run_id).encode())],
+        timestamp=int(ago.timestamp() * 1000),
+    )
+    assert producer.flush(30) == 0
+    assert batch["expired"] == 1
+    stack_db.rows("update expiration.batch set started_at = %s, expired = 2 where run_id = %s", (ago, run_id))
+    # whatever the hour is
+    stack_db.rows("select * from outbox.make_partitions()")
+    first_day = "select min(from_time) <= %s from outbox.partition where not is_default"
+    if not stack_db.value(first_day, (ago,)):
+        pytest.skip("the outbox of this test begins with this day, and that is younger than 20 minutes")
+    found = verdict(cdc)
+    assert (found["lost"], found["missing"], found["strangers"]) == (0, 0, 1)
 
 
 def test_events_that_are_nowhere_any_more_are_counted(cdc: Cdc, stack_db: Database) -> None:
@@ -371,7 +434,10 @@ def test_events_that_are_nowhere_any_more_are_counted(cdc: Cdc, stack_db: Databa
     cdc.expire_leads(3)
     stack_db.rows("truncate outbox.event")
     drop_slot(cdc)
-    recovered(cdc)
+    # all that can be done is done, and it is not whole
+    answer = cdc.run("recover", code=9)
+    assert "neither in the outbox nor in Kafka" in answer.out
+    assert "no partition is dropped" not in str(findings(cdc))
     answer = cdc.run("verify", code=9)
     assert "3 events of 1 run" in answer.out
     assert "neither in the outbox nor in Kafka" in answer.out
@@ -471,21 +537,96 @@ def test_a_recovery_does_not_send_what_may_be_on_its_way(cdc: Cdc, stack_db: Dat
     assert_complete(cdc)
 
 
-def test_what_kafka_has_forgotten_is_not_missed(cdc: Cdc) -> None:
-    cdc.install()
-    old = cdc.expire_leads(30)
-    cdc.arrived(old)
+def empty(cdc: Cdc, partitions: Iterable[int] = range(6)) -> None:
+    """Takes away what these partitions of the leads' topic hold."""
+    ends = [TopicPartition(cdc.setup.event_topics[0], partition, -1) for partition in partitions]
     client = admin(cdc.stack)
-    name = cdc.setup.event_topics[0]
-    ends = [TopicPartition(name, partition, -1) for partition in range(6)]
     for future in client.delete_records(ends).values():
         future.result(30)
-    cdc.arrived(cdc.expire_leads(60)[-1:])
+
+
+def limit(cdc: Cdc, size: int) -> None:
+    """Has the leads' topic keep no more than so many bytes a partition."""
+    resource = ConfigResource(ResourceType.TOPIC, cdc.setup.event_topics[0])
+    resource.add_incremental_config(
+        ConfigEntry("retention.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
+    )
+    client = admin(cdc.stack)
+    for future in client.incremental_alter_configs([resource]).values():
+        future.result(30)
+
+
+def old_events(cdc: Cdc) -> list[str]:
+    """Thirty events that are a day older than what the topic keeps."""
+    before = cdc.outbox_ids()
+    cdc.db.rows(
+        "insert into outbox.event (created_at, aggregate_type, aggregate_id, tenant_id, event_type, topic, "
+        "payload)"
+        " select now() - interval '8 days', 'Lead', gen_random_uuid(), gen_random_uuid(), 'LeadExpiredEvent',"
+        " 'pin.crm.lead-expired.v1', '{}' from generate_series(1, 30)"
+    )
+    return cdc.outbox_ids()[len(before) :]
+
+
+def test_what_kafka_has_forgotten_is_not_missed(cdc: Cdc) -> None:
+    cdc.install()
+    cdc.arrived(old_events(cdc))
+    empty(cdc)
+    new = cdc.expire_leads(60)
+    cdc.arrived(new[-1:])
     found = verdict(cdc)
-    assert found["missing"] == 0
-    assert found["unjudged"] == 30
-    # by its horizon nothing that is younger is left out
-    assert found["arrived"] == 60
+    assert (found["missing"], found["unjudged"], found["doubtful"], found["arrived"]) == (0, 30, 0, 60)
+
+
+def test_what_was_taken_away_by_hand_is_missing(cdc: Cdc) -> None:
+    """A partition that is empty, or has but its youngest events, says nothing of what the topic keeps."""
+    cdc.install()
+    cdc.arrived(cdc.expire_leads(30))
+    gone = [record.id for record in cdc.records() if record.partition == 2]
+    empty(cdc, [2])
+    found = verdict(cdc, code=9)
+    assert (found["missing"], found["unjudged"]) == (len(gone), 0)
+    assert {one["id"] for one in found["missingExamples"]} <= set(gone)
+    # which may forget anything
+    limit(cdc, 2**30)
+    found = verdict(cdc)
+    assert (found["missing"], found["unjudged"], found["doubtful"]) == (0, len(gone), 0)
+
+
+@pytest.mark.requirement("X3")
+@pytest.mark.parametrize("was_seen", [True, False])
+def test_what_nobody_can_vouch_for_is_not_called_complete(
+    cdc: Cdc, stack_db: Database, was_seen: bool
+) -> None:
+    """The slot is lost, and Kafka has forgotten what was delivered by it."""
+    cdc.install()
+    cdc.arrived(old_events(cdc))
+    if was_seen:
+        # upkeep has seen how far the slot had come
+        ends = "select confirmed_flush_lsn > (select max(lsn) from outbox.event) from outbox.slot_state"
+        stack_db.wait_until(ends, timeout=60)
+        stack_db.rows("select * from outbox.drop_partitions()")
+    cdc.stop()
+    drop_slot(cdc)
+    empty(cdc)
+    doubtful = 0 if was_seen else 30
+    found = verdict(cdc, code=9 if doubtful else 0)
+    assert (found["missing"], found["unjudged"], found["doubtful"]) == (0, 30, doubtful)
+    answer = cdc.run("recover", "--json", code=9 if doubtful else 0).json
+    assert answer["complete"] is not bool(doubtful)
+    if not doubtful:
+        assert stack_db.value("select gap_since from outbox.slot") is None
+        return
+    with refused("XP021", cdc.setup.slot):
+        stack_db.rows("select * from outbox.drop_partitions()")
+    told = cdc.run("verify", code=9).out
+    assert "30 events older than what Kafka keeps" in told
+    assert "pyrunner cdc replay --until" in told
+    cdc.run("replay", "--until", "1 s ago", "--reason", "nobody vouches for them")
+    wait_until(lambda: len(cdc.records()) == 30, timeout=60, what=lambda: str(len(cdc.records())))
+    done = recovered(cdc)
+    assert (done["complete"], done["replays"]) == (True, [])
+    assert stack_db.value("select gap_since from outbox.slot") is None
 
 
 def test_a_comparison_can_be_of_the_last_hour_alone(cdc: Cdc, stack_db: Database) -> None:

@@ -9,7 +9,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from tests.commands import pyrunner
 from tests.domain import BOOKINGS, LEADS, run, set_job
-from tests.servers import Database
+from tests.servers import Database, wait_until
 
 COMMANDS = {
     BOOKINGS: "CALL expiration.run_job('booking-expiration')",
@@ -139,10 +139,18 @@ def test_pg_cron_in_another_database_schedules_for_ours(here: Database, elsewher
 @pytest.mark.requirement("X2")
 def test_what_is_scheduled_for_another_database_really_runs(here: Database, elsewhere: Database) -> None:
     pyrunner("cron", "install", dsn=elsewhere.dsn)
-    # pg_cron looks at the minute; nothing shortens it
-    elsewhere.wait_until(
-        "select exists (select from expiration.run where driver = 'pg_cron' and status = 'completed')",
-        timeout=90,
+    # pg_cron looks at the minute, and nothing shortens it: time for two of them
+    wait_until(
+        lambda: elsewhere.value(
+            "select exists (select from expiration.run where driver = 'pg_cron' and status = 'completed')"
+        ),
+        timeout=150,
+        what=lambda: (
+            f"a run by pg_cron; runs: {elsewhere.rows('select job, driver, status from expiration.run')}; "
+            "pg_cron's own book: "
+            f"{here.rows('select command, database, status, return_message from cron.job_run_details')}; "
+            f"its entries: {here.rows('select command, database, schedule, active from cron.job')}"
+        ),
     )
 
 

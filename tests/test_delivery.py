@@ -9,6 +9,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from tests import slots
 from tests.domain import (
     BOOKINGS,
     LEADS,
@@ -22,6 +23,7 @@ from tests.domain import (
 )
 from tests.servers import Database
 
+SEAL = "insert into outbox.sealed_partition (partition, lsn) values (%s, pg_current_wal_insert_lsn())"
 OLD_DAY = "date_trunc('day', now() at time zone 'UTC') at time zone 'UTC' - interval '20 days'"
 
 
@@ -137,6 +139,38 @@ def test_a_slot_is_registered_once_and_can_be_forgotten(db: Database) -> None:
     assert [db.value("select outbox.forget_slot('s')") for _ in range(2)] == [True, False]
 
 
+def gap(db: Database, slot: str) -> bool:
+    return bool(db.value("select gap_since is not null from outbox.slot_state where name = %s", (slot,)))
+
+
+@pytest.mark.requirement("X3")
+def test_a_slot_made_when_events_were_there_already_may_have_a_gap_before_it(db: Database, slot: str) -> None:
+    assert not gap(db, slot)
+    register = "select outbox.register_slot(%s, 'crm_outbox', %s)"
+    add_leads(db, 1)
+    run_job(db, LEADS)
+    # what comes after the slot's beginning is read by it, whatever becomes of its registration
+    db.rows("select outbox.forget_slot(%s)", (slot,))
+    db.rows(register, (slot, "crm-outbox"))
+    assert not gap(db, slot)
+    db.rows("select pg_drop_replication_slot(%s)", (slot,))
+    assert db.value("select outbox.open_gap(%s)", (slot,)) is True
+    assert db.value("select outbox.open_gap(%s)", (slot,)) is False
+    assert gap(db, slot)
+    db.rows("select pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
+    assert [db.value("select outbox.close_gap(%s)", (slot,)) for _ in range(2)] == [True, False]
+    assert not gap(db, slot)
+    # as one that was never registered
+    db.rows("select outbox.forget_slot(%s)", (slot,))
+    db.rows(register, (slot, "crm-outbox"))
+    assert gap(db, slot)
+    db.rows(register, (slot, "another"))
+    assert gap(db, slot)
+    assert [db.value("select outbox.open_gap('none')"), db.value("select outbox.close_gap('none')")] == [
+        False
+    ] * 2
+
+
 # ------------------------------------------------------------------------------------------ retention
 
 
@@ -152,6 +186,39 @@ def test_a_partition_goes_once_it_is_past_its_retention_and_every_slot_has_confi
     assert partitions(db) == before
     assert db.value("select count(*) from outbox.sealed_partition") == 0
     assert db.value("select count(*) from outbox.event") == 0
+
+
+@pytest.mark.requirement("X3")
+def test_a_slot_vouches_for_nothing_that_was_there_before_it(db: Database) -> None:
+    old = age(db)
+    with slots.slot(db) as name:
+        # by a slot that is no more
+        db.rows(SEAL, (old,))
+        confirm(db, name)
+        for _ in range(2):
+            with refused("XP021", name):
+                dropped(db)
+        with pytest.raises(psycopg.Error, match="nobody has compared these with Kafka") as failure:
+            db.rows("call expiration.run_upkeep()")
+        assert failure.value.sqlstate == "XP021"
+        assert old in partitions(db)
+        db.rows("select outbox.close_gap(%s)", (name,))
+        assert dropped(db) == [old]
+
+
+def test_upkeep_notes_how_far_each_slot_has_come(db: Database, slot: str) -> None:
+    noted = "select delivered_lsn is not distinct from %s::pg_lsn from outbox.slot where name = %s"
+    confirm(db, slot)
+    position = db.value("select confirmed_flush_lsn::text from outbox.slot_state")
+    assert db.value(noted, (None, slot)) is True
+    dropped(db)
+    assert db.value(noted, (position, slot)) is True
+    # a gap keeps what is known of before it
+    db.rows("select outbox.open_gap(%s)", (slot,))
+    confirm(db, slot)
+    with refused("XP021", slot):
+        dropped(db)
+    assert db.value(noted, (position, slot)) is True
 
 
 def test_a_slot_that_lags_keeps_every_partition(db: Database, slot: str) -> None:

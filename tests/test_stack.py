@@ -611,11 +611,13 @@ def test_a_broker_that_does_not_start_says_why(own: Stack) -> None:
     properties = own.folder / "broker" / "data" / "meta.properties"
     text = properties.read_text()
     properties.write_text(text.replace("node.id=1", "node.id=7"))
-    answer = in_folder(own.folder, "up", code=1)
-    assert re.search(r"The broker did not start: \w+Exception: .*\b7\b", answer.err), answer.err
-    assert str(own.log("broker")) in answer.err
-    properties.write_text(text)
-    in_folder(own.folder, "up")
+    try:
+        answer = in_folder(own.folder, "up", code=1)
+        assert re.search(r"The broker did not start: \w+Exception: .*\b7\b", answer.err), answer.err
+        assert str(own.log("broker")) in answer.err
+    finally:
+        properties.write_text(text)
+        in_folder(own.folder, "up")
 
 
 @pytest.mark.kafka

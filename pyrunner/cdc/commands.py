@@ -496,6 +496,7 @@ def _verdict_json(verdict: Verdict) -> dict[str, Any]:
         "doubled": verdict.doubled,
         "lost": verdict.lost,
         "unjudged": verdict.unjudged,
+        "doubtful": verdict.doubtful,
         "strangers": verdict.strangers,
         "unreadable": verdict.unreadable,
         "missingExamples": verdict.missing_examples,
@@ -575,7 +576,7 @@ def recover(
 def _print_recovery(done: Recovery, *, dry_run: bool, as_json: bool) -> None:
     last = done.after or done.before
     assert last is not None
-    is_whole = last.is_decided and not last.missing
+    is_whole = last.is_decided and not (last.missing or last.lost or last.doubtful)
     if as_json:
         print_json(
             {
@@ -598,6 +599,8 @@ def _print_recovery(done: Recovery, *, dry_run: bool, as_json: bool) -> None:
         if done.before and (dry_run or done.replays):
             verb = "would be" if dry_run else "were"
             console().print(Text(f"{count(done.before.missing, 'event')} {verb} sent once more."))
+        if not dry_run:
+            print_findings(findings_of(last))
     if not is_whole and not dry_run:
         raise typer.Exit(ExitCode.TROUBLE)
 

@@ -149,6 +149,7 @@ class _Installation:
         self._role: DictRow | None = None
         self._password: str | None = None
         self._writes_file = False
+        self._keeps_file = False
         self._present: dict[str, str] | None = None
         self._wanted: dict[str, str] = {}
         self._topics: dict[str, Topic] = {}
@@ -400,9 +401,11 @@ class _Installation:
         source, setup = self._source, self._setup
         if self._password is not None and self._writes_file:
             self._file.write(self._password)
-            self._undo.callback(self._undone, "the password's file", self._file.path.unlink)
+            self._undo.callback(self._undone, "the password's file", self._remove_file)
         done = source.prepare(self._password)
         source.connection.commit()
+        # others may log in as this role, and nobody can give it its former password back
+        self._keeps_file = self._role is not None and self._password is not None
         if done.undo:
             self._undo.callback(self._undone, "role and publication", lambda: self._run_anew(done.undo))
         self._did("publication", setup.publication, "made" if done.made_publication else "kept")
@@ -410,6 +413,12 @@ class _Installation:
             "role", setup.role, "made" if done.made_role else "changed" if done.changed_role else "kept"
         )
         self._did("password file", str(self._file.path), "made" if self._writes_file else "kept")
+
+    def _remove_file(self) -> None:
+        if self._keeps_file:
+            self._tell(f"Role {self._setup.role} has the password of {self._file.path}: both stay so.")
+        else:
+            self._file.path.unlink()
 
     def _run_anew(self, statements: list[Composed]) -> None:
         # the connection in use may be the one that broke
@@ -430,30 +439,38 @@ class _Installation:
             if self._present is not None:
                 self._tell("The connector stops.")
                 stop(self._connect, self._setup.connector, patience=RUNNING_PATIENCE)
+            # first: whoever is interrupted behind it finds it so
+            source.open_gap()
             source.drop_slot(patience=RUNNING_PATIENCE)
         is_made = self._anew or not slot.is_there
         if is_made:
             source.create_slot(patience=patience, tell=self._tell)
             self._undo.callback(self._undone, "the slot", self._drop_slot)
         if source.register():
-            self._undo.callback(self._undone, "the slot's registration", self._forget_slot)
+            self._undo.callback(self._undone, "the slot's registration", self._take_registration_back)
         note = (
-            "older events: pyrunner cdc recover" if is_made and not self._anew and self._has_events() else ""
+            "older events: pyrunner cdc recover"
+            if not self._anew and source.slot().gap_since is not None
+            else ""
         )
         self._did("slot", slot.name, "made" if is_made else "kept", note)
-
-    def _has_events(self) -> bool:
-        found = rows(self._source.connection, "select exists (select from outbox.event) as is_so")
-        self._source.connection.rollback()
-        return bool(found[0]["is_so"])
 
     def _drop_slot(self) -> None:
         with open_source(self._setup, "install") as source:
             source.drop_slot(patience=30)
 
-    def _forget_slot(self) -> None:
+    def _take_registration_back(self) -> None:
+        before = self._slot
         with open_source(self._setup, "install") as source:
-            source.forget()
+            if not before.is_registered:
+                source.forget()
+                return
+            rows(
+                source.connection,
+                "select outbox.register_slot(%s, %s, %s)",
+                (before.name, before.publication, before.connector),
+            )
+            source.connection.commit()
 
     def make_topics(self) -> None:
         """The topics, before anything could be sent to them."""

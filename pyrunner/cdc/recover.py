@@ -54,6 +54,7 @@ def recover(
 ) -> Recovery:
     """Finds what was not delivered, by comparing outbox and Kafka, and has exactly that published once more.
 
+    When nothing is missing and nothing in doubt any more, retention goes on (`outbox.close_gap`).
     Safe to repeat, also when it was interrupted.
 
     Args:
@@ -83,13 +84,18 @@ def recover(
     with comparing(setup, "recover", tell=tell) as comparison:
         # a slot that will go is not waited for
         done.before = comparison.look(wait=0 if dry_run and done.why_anew else wait)
-        if dry_run or not done.before.missing:
+        if dry_run:
             return done
-        if not done.before.is_decided:
-            raise _undecided(setup, done.before)
-        done.replays = _replay(setup, comparison, reason, tell)
-        comparison.mark()
-        done.after = comparison.look(wait=wait)
+        if done.before.missing:
+            if not done.before.is_decided:
+                raise _undecided(setup, done.before)
+            done.replays = _replay(setup, comparison, reason, tell)
+            comparison.mark()
+            done.after = comparison.look(wait=wait)
+    last = done.after or done.before
+    if not last.missing and not last.doubtful:
+        with open_source(setup, "recover") as source:
+            source.close_gap()
     return done
 
 
@@ -130,7 +136,7 @@ def _why_anew(source: Source, connect: Connect, kafka: Kafka, *, new_slot: bool)
 
 def _check_only_copy(source: Source) -> None:
     """Refuses to drop a slot of which the outbox no longer has what it has not delivered."""
-    emptied = [row["partition"] for row in source.rows("emptied")]
+    emptied = [row["partition"] for row in source.rows("emptied", {"slot": source.setup.slot})]
     if emptied and not _has_caught_up(source):
         raise RefusedError(
             f"Partition {emptied[0]} of the outbox was truncated: what slot {source.setup.slot} has not "

@@ -5,8 +5,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from datetime import datetime
+from typing import Any, Final, LiteralString
 
+import psycopg
 from psycopg.rows import DictRow
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
@@ -34,6 +36,7 @@ class Slot:
         confirmed: up to where everything was delivered, in bytes of log; None where it has no such place.
         is_registered: the outbox expects it.
         connector: whose it is, by the registry.
+        gap_since: since when what is older than it may not have been delivered; None where there is no doubt.
     """
 
     name: str
@@ -48,6 +51,7 @@ class Slot:
     is_registered: bool
     publication: str | None
     connector: str | None
+    gap_since: datetime | None
 
     @property
     def is_usable(self) -> bool:
@@ -198,7 +202,18 @@ class Source:
 
     def forget(self) -> bool:
         """Notes that the outbox has this slot no longer; whether it was known."""
-        (found,) = rows(self.connection, "select outbox.forget_slot(%s) as changed", (self.setup.slot,))
+        return self._note("select outbox.forget_slot(%s) as changed")
+
+    def open_gap(self) -> bool:
+        """Notes that what is older than the slot may not have been delivered; whether that is new."""
+        return self._note("select outbox.open_gap(%s) as changed")
+
+    def close_gap(self) -> bool:
+        """Notes that all of it was; whether that is new."""
+        return self._note("select outbox.close_gap(%s) as changed")
+
+    def _note(self, call: LiteralString) -> bool:
+        (found,) = rows(self.connection, call, (self.setup.slot,))
         self.connection.commit()
         return bool(found["changed"])
 
@@ -224,30 +239,41 @@ class Source:
         Raises:
             BusyError: it was given up; there is no slot.
         """
-        with (
-            contextlib.closing(connect(self.setup.dsn, name="pyrunner cdc slot", autocommit=True)) as maker,
-            _in_background(
-                maker,
-                SQL("select pg_create_logical_replication_slot({}, {})").format(
-                    Literal(self.setup.slot), Literal(PLUGIN)
-                ),
-            ) as work,
-        ):
-            deadline = time.monotonic() + patience
-            told = ""
-            while not work.wait(0.1):
-                blockers = self.rows("waits", {"pid": maker.info.backend_pid})
-                if blockers and told != (whom := _whom(blockers[0])):
-                    told = whom
-                    tell(f"The slot waits for {whom}.")
-                if time.monotonic() > deadline:
-                    raise BusyError(
-                        f"Slot {self.setup.slot} could not be made within {patience:g} s: "
-                        f"it waits for {told or 'open transactions'}.",
-                        hint=_ending(blockers[0])
-                        if blockers
-                        else "Try again when fewer transactions are open.",
-                    )
+        work = None
+        try:
+            with (
+                contextlib.closing(
+                    connect(self.setup.dsn, name="pyrunner cdc slot", autocommit=True)
+                ) as maker,
+                _in_background(
+                    maker,
+                    SQL("select pg_create_logical_replication_slot({}, {})").format(
+                        Literal(self.setup.slot), Literal(PLUGIN)
+                    ),
+                ) as work,
+            ):
+                self._wait_for_slot(work, maker.info.backend_pid, patience, tell)
+        except BaseException:
+            # made in the moment in which it was given up
+            if work is not None and work.is_done:
+                with contextlib.suppress(PyrunnerError, psycopg.Error):
+                    self.drop_slot(patience=0)
+            raise
+
+    def _wait_for_slot(self, work: "_Work", pid: int, patience: float, tell: Callable[[str], None]) -> None:
+        deadline = time.monotonic() + patience
+        told = ""
+        while not work.wait(0.1):
+            blockers = self.rows("waits", {"pid": pid})
+            if blockers and told != (whom := _whom(blockers[0])):
+                told = whom
+                tell(f"The slot waits for {whom}.")
+            if time.monotonic() > deadline:
+                raise BusyError(
+                    f"Slot {self.setup.slot} could not be made within {patience:g} s: "
+                    f"it waits for {told or 'open transactions'}.",
+                    hint=_ending(blockers[0]) if blockers else "Try again when fewer transactions are open.",
+                )
 
     def drop_slot(self, *, patience: float) -> bool:
         """Drops the slot once nobody reads from it any more; whether it was there.
@@ -295,6 +321,11 @@ class _Work:
         if self._error is not None:
             raise self._error
         return True
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the statement has come to its end, and without an error."""
+        return self._done.is_set() and self._error is None
 
     def cancel(self) -> None:
         if not self._done.is_set():

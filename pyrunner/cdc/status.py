@@ -234,7 +234,10 @@ class _Examination:
             return
         if not slot.is_fit:
             self._find(
-                "error", f"slot {name} is of another kind: {slot.kind}", "Debezium cannot read it", RECOVER
+                "error",
+                f"slot {name} is of another kind: {slot.kind}",
+                "Debezium cannot read it",
+                f"{INSTALL} --slot with another name, or drop that slot and: {RECOVER}",
             )
             return
         if slot.is_lost:
@@ -248,6 +251,13 @@ class _Examination:
                 "error", f"slot {name} was made anew: it is ahead of where the connector left off",
                 "what lies between was not delivered", RECOVER,
             )  # fmt: skip
+        if slot.gap_since is not None:
+            self._find(
+                "error",
+                f"slot {name} was made when events were there already, which nobody has compared with Kafka",
+                "what was not delivered of them waits in the outbox, and no partition is dropped",
+                RECOVER,
+            )
         self._is_read = slot.active
         if not slot.active:
             self._find(
@@ -331,12 +341,11 @@ class _Examination:
                 )
 
     def _look_at_outbox(self, source: Source, slot: Slot) -> None:
-        for row in source.rows("emptied"):
+        for row in source.rows("emptied", {"slot": slot.name}):
             self._find(
                 "warning",
-                f"partition {row['partition']} is empty, and {count(row['expired'], 'event')} had been "
-                f"appended: "
-                "it was truncated",
+                f"partition {row['partition']} has {row['events']:,} of {count(row['expired'], 'event')} "
+                "that had been appended: it was truncated",
                 "what was delivered is in Kafka only; what was not is in the log of the slot only",
                 "keep the slot: no recover --new-slot, no uninstall; then: pyrunner cdc verify",
             )

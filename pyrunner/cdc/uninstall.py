@@ -57,7 +57,7 @@ def uninstall(setup: Setup, *, drop_role: bool = False, tell: Callable[[str], No
         dropped = source.drop_slot(patience=_PATIENCE)
         forgotten = source.forget()
         steps.append(_gone("slot", setup.slot, dropped or forgotten))
-        steps.append(_gone("publication", setup.publication, _publication(source)))
+        steps.append(_publication(source))
         heartbeats = setup.heartbeat_topic
         steps.append(_gone("topic", heartbeats, kafka.delete(heartbeats)))
         steps += [Step("topic", name, "kept", "with its events") for name in kafka.topics(setup.event_topics)]
@@ -69,12 +69,19 @@ def _gone(what: str, name: str, was_there: bool) -> Step:
     return Step(what, name, "removed" if was_there else "absent")
 
 
-def _publication(source: Source) -> bool:
-    is_there = source.publication() is not None
-    if is_there:
-        rows(source.connection, SQL("drop publication {}").format(Identifier(source.setup.publication)))
-        source.connection.commit()
-    return is_there
+def _publication(source: Source) -> Step:
+    what, name = "publication", source.setup.publication
+    is_right = source.publication()
+    readers = source.rows("publication_readers", {"publication": name, "slot": source.setup.slot})
+    if is_right is None:
+        return _gone(what, name, was_there=False)
+    if readers:
+        return Step(what, name, "kept", f"slot {readers[0]['name']} reads it")
+    if not is_right:
+        return Step(what, name, "kept", "it publishes something else: it is not ours")
+    rows(source.connection, SQL("drop publication {}").format(Identifier(name)))
+    source.connection.commit()
+    return _gone(what, name, was_there=True)
 
 
 def _role(source: Source, *, drop_role: bool) -> Step:

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -25,6 +25,7 @@ _EXAMPLES: Final = 10
 # the clocks of PostgreSQL and Connect may differ so much
 _SKEW: Final = timedelta(minutes=10)
 _TOLD_EVERY: Final = 100_000
+_LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,9 @@ class Verdict:
         arrived: those of them that Kafka holds.
         missing: those that it does not hold.
         is_decided: the slot has confirmed all of them; otherwise the missing may still be on their way.
-        unjudged: events from before the oldest record that Kafka still keeps.
+        unjudged: events from before what Kafka still keeps.
+        doubtful: those of them that no slot vouches for: it is gone, or was made after events that nobody
+            has compared.
         doubled: events that Kafka holds more than once, replays not counted.
         lost: events that runs appended by their own books, and that neither the outbox nor Kafka has.
         strangers: records in Kafka whose event the outbox does not have (any more).
@@ -51,6 +54,7 @@ class Verdict:
     missing: int
     is_decided: bool
     unjudged: int
+    doubtful: int
     doubled: int
     lost: int
     strangers: int
@@ -83,7 +87,7 @@ class Comparison:
         source.connection.execute(query("cdc/expired"), {"since": since})
         source.connection.execute(query("cdc/appended"), {"since": since})
         self.mark()
-        self._topics = {setup.namespace + row["topic"]: row for row in source.rows("appended_topics")}
+        self._topics = {setup.namespace + row["topic"] for row in source.rows("appended_topics")}
 
     def mark(self) -> None:
         """What has been appended by now must have been confirmed before the next verdict is final."""
@@ -131,9 +135,9 @@ class Comparison:
     # ------------------------------------------------------------ Kafka
 
     def _read(self) -> None:
-        spans = self._kafka.spans({*self._topics, *self._setup.event_topics})
+        spans = self._kafka.spans(self._topics.union(self._setup.event_topics))
         if not self._read_to:
-            since = min((row["since"] for row in self._topics.values()), default=None)
+            since = self._source.rows("compared_since")[0]["since"]
             starts = self._kafka.starts(spans, since and since - _SKEW)
             self._horizons = self._find_horizons(spans)
         else:
@@ -157,17 +161,23 @@ class Comparison:
         self._read_to = {(one.topic, one.partition): one.high for one in spans}
 
     def _find_horizons(self, spans: Sequence[Span]) -> dict[str, datetime]:
-        """By topic, the time before which Kafka has forgotten something."""
+        """By topic, the time before which Kafka may have forgotten something by its own retention.
+
+        What people have deleted of a topic is missing, as all of it is from a topic that was made anew.
+        """
         trimmed = [span for span in spans if span.low > 0]
-        oldest: dict[tuple[str, int], datetime] = {}
+        topics = self._kafka.topics({span.topic for span in trimmed}, ("retention.ms", "retention.bytes"))
+        found: dict[str, datetime] = {}
         for span in trimmed:
-            first = next(self._kafka.records([span], {(span.topic, span.partition): span.low}), None)
-            # one that is empty has forgotten all that it had
-            oldest[span.topic, span.partition] = datetime.now(UTC) if first is None else instant_of(first)
-        return {
-            topic: max(at for (name, _), at in oldest.items() if name == topic)
-            for topic in {span.topic for span in trimmed}
-        }
+            settings = topics[span.topic].settings
+            at = _forgotten_by_age(settings)
+            if settings.get("retention.bytes", "-1") != "-1":
+                # its first record tells, and one that is empty may have forgotten all
+                first = next(self._kafka.records([span], {(span.topic, span.partition): span.low}), None)
+                at = datetime.now(UTC) if first is None else max(at or _LONG_AGO, instant_of(first))
+            if at is not None:
+                found[span.topic] = max(found.get(span.topic, at), at)
+        return found
 
     # ------------------------------------------------------------ judging
 
@@ -183,7 +193,7 @@ class Comparison:
         return found.rowcount
 
     def _verdict(self, *, is_decided: bool) -> Verdict:
-        (numbers,) = self._source.rows("compared")
+        (numbers,) = self._source.rows("compared", {"slot": self._setup.slot})
         # Kafka's memory of the past, with the difference of the clocks
         horizon = max(self._horizons.values(), default=None)
         lost = self._source.rows("lost", {"horizon": horizon and horizon + _SKEW})
@@ -192,7 +202,8 @@ class Comparison:
             arrived=numbers["arrived"],
             missing=numbers["missing"],
             is_decided=is_decided,
-            unjudged=numbers["appended"] - numbers["arrived"] - numbers["missing"],
+            unjudged=numbers["unjudged"],
+            doubtful=numbers["doubtful"],
             doubled=numbers["doubled"],
             lost=sum(row["events"] for row in lost),
             strangers=numbers["strangers"],
@@ -272,6 +283,18 @@ def findings_of(verdict: Verdict) -> list[Finding]:
                 "stand in crm.audit_log, by correlation_id",
             )
         )
+    if verdict.doubtful:
+        found.append(
+            Finding(
+                title,
+                "error",
+                f"{count(verdict.doubtful, 'event')} older than what Kafka keeps: nobody can tell "
+                "whether they were delivered",
+                "the slot that would vouch for them is gone, or was made after them",
+                "pyrunner cdc recover where it is gone; then pyrunner cdc replay --until TIME (consumers "
+                "know repeats), or leave them, and: select outbox.close_gap('SLOT');",
+            )
+        )
     if verdict.doubled:
         found.append(
             Finding(
@@ -294,6 +317,12 @@ def findings_of(verdict: Verdict) -> list[Finding]:
             )
         )
     return found
+
+
+def _forgotten_by_age(settings: Mapping[str, str]) -> datetime | None:
+    """Before when a topic forgets by age; None where it never does."""
+    kept = int(settings.get("retention.ms", "-1"))
+    return None if kept < 0 else datetime.now(UTC) - timedelta(milliseconds=kept) + _SKEW
 
 
 def _row_of(record: Message) -> tuple[UUID, UUID | None, str, UUID | None] | None:

@@ -4,5 +4,6 @@ create temporary table appended (
     seq bigint not null,
     topic text not null,
     created_at timestamptz not null,
+    lsn pg_lsn,
     run_id uuid
 )

@@ -14,7 +14,8 @@ select
     s.confirmed_flush_lsn::text as confirmed_lsn,
     o.name is not null as is_registered,
     o.publication,
-    o.connector
+    o.connector,
+    o.gap_since
 from (values (%(slot)s)) as w (name)
 left join pg_replication_slots as s on s.slot_name = w.name
 left join outbox.slot as o on o.name = w.name

@@ -12,10 +12,17 @@ declare
     v_sealed pg_lsn;
     v_is_late boolean;
 begin
-    for v_slot in select s.name, s.state, s.confirmed_flush_lsn from outbox.slot_state as s order by s.name loop
+    for v_slot in select s.name, s.state, s.confirmed_flush_lsn, s.gap_since from outbox.slot_state as s order by s.name loop
         if v_slot.state in ('missing', 'lost') then
             perform expiration.raise_error('slot_lost', v_slot.name, v_slot.state);
         end if;
+        -- its position says nothing about what was appended before it was made
+        if v_slot.gap_since is not null then
+            perform expiration.raise_error('slot_gap', v_slot.name);
+        end if;
+        update outbox.slot as s
+        set delivered_lsn = v_slot.confirmed_flush_lsn
+        where s.name = v_slot.name and s.delivered_lsn is distinct from v_slot.confirmed_flush_lsn;
         v_confirmed := least(v_confirmed, v_slot.confirmed_flush_lsn);
     end loop;
     -- no slot has ever read the outbox, so it is the only copy; and two of us at once would only get in each other's way
@@ -57,4 +64,4 @@ end
 $function$;
 
 comment on function outbox.drop_partitions() is
-'Drops partitions that are past outbox.settings.retention and that every slot of outbox.slot has confirmed; returns them. In two calls: the first seals a partition to which nobody writes, a later one drops it once the seal is confirmed. Raises XP016 while a registered slot is missing or lost: the outbox is then the only copy. Does nothing where no slot is registered. Waits at most 2 s for a lock.';
+'Drops partitions that are past outbox.settings.retention and that every slot of outbox.slot has confirmed; returns them. In two calls: the first seals a partition to which nobody writes, a later one drops it once the seal is confirmed. Raises XP016 while a registered slot is missing or lost: the outbox is then the only copy; XP021 while a slot may have left out what is older than it. Does nothing where no slot is registered. Waits at most 2 s for a lock.';

@@ -16,7 +16,8 @@ select
     r.confirmed_flush_lsn,
     pg_catalog.pg_wal_lsn_diff(w.lsn, r.restart_lsn)::bigint as retained_bytes,
     pg_catalog.pg_wal_lsn_diff(w.lsn, r.confirmed_flush_lsn)::bigint as lag_bytes,
-    r.safe_wal_size
+    r.safe_wal_size,
+    s.gap_since
 from outbox.slot as s
 left join pg_catalog.pg_replication_slots as r
     on s.name = r.slot_name and r.slot_type = 'logical' and r.database = pg_catalog.current_database()
@@ -29,4 +30,4 @@ cross join lateral (
 ) as w;
 
 comment on view outbox.slot_state is
-'Slots of the outbox, each as it is now: state missing, lost, inactive or active; WAL held back for it (retained_bytes), not yet confirmed (lag_bytes), left before it is lost (safe_wal_size). Reads no event.';
+'Slots of the outbox, each as it is now: state missing, lost, inactive or active; WAL held back for it (retained_bytes), not yet confirmed (lag_bytes), left before it is lost (safe_wal_size); gap_since as in outbox.slot. Reads no event.';

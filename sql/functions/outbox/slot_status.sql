@@ -14,7 +14,8 @@ select
     s.safe_wal_size,
     b.events as backlog_events,
     b.oldest_at as oldest_backlog_at,
-    extract(epoch from clock_timestamp() - b.oldest_at)::double precision as backlog_seconds
+    extract(epoch from clock_timestamp() - b.oldest_at)::double precision as backlog_seconds,
+    s.gap_since
 from outbox.slot_state as s
 left join lateral (
     select
