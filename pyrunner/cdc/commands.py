@@ -556,6 +556,7 @@ def recover(
     """Send what was not delivered: compare outbox and Kafka, and publish exactly what is missing once more.
 
     A slot that is gone, lost or ahead of its connector is made anew first, and the connector goes on from it.
+    Retention goes on when nothing is missing any more; exit code 9 where something is lost or in doubt.
     Consumers know repeats by the event id; in Kafka they have the header `replayed`.
     """
     with progress("Looking.") as tell:
