@@ -142,11 +142,11 @@ class System:
         done = self.system("down", **({"VOLUMES": "1"} if volumes else {}))
         assert done.returncode == 0, done.stdout
 
-    def compose(self, *arguments: str, check: bool = True) -> str:
+    def compose(self, *arguments: str, check: bool = True, **variables: str) -> str:
         """What a command of Compose prints."""
         done = subprocess.run(
             [*compose_program(), "-f", str(FILE), *arguments],
-            env=clean_environment(self.variables),
+            env=clean_environment({**self.variables, **variables}),
             capture_output=True,
             text=True,
             timeout=600,
@@ -158,6 +158,27 @@ class System:
     def container(self, service: str) -> str:
         """The name of a service's container."""
         return f"{self.project}-{service}-1"
+
+    @contextlib.contextmanager
+    def without_init(self, service: str, *, hostname: str = "", **variables: str) -> Iterator[str]:
+        """The name of a second container of a service as Kubernetes starts one: the program is process 1."""
+        config = json.loads(docker("inspect", "-f", "{{json .Config}}", self.container(service)))
+        given = dict(one.split("=", 1) for one in config["Env"]) | variables
+        secret = Path(given["PGPASSWORD_FILE"]).name
+        name = f"{self.project}-{service}-without-init"
+        docker(
+            "run", "-d", "--name", name, "--network", f"{self.project}_default",
+            "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
+            "--tmpfs", "/tmp:mode=1777,size=16m",  # noqa: S108
+            *(["--hostname", hostname] if hostname else []),
+            "--volume", f"{self.secrets / secret}:/run/secrets/{secret}:ro",
+            *(word for variable in given.items() for word in ("-e", "=".join(variable))),
+            config["Image"], *config["Cmd"],
+        )  # fmt: skip
+        try:
+            yield name
+        finally:
+            docker("rm", "-f", name)
 
     def state(self, service: str) -> dict[str, Any]:
         """State of a service's container as Docker has it."""

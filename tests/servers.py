@@ -75,6 +75,10 @@ class UnavailableError(Exception):
     """A server that was asked for cannot be had here; the message says why."""
 
 
+class BrokenImageError(Exception):
+    """Our own image cannot be built; the message has the end of its build's log."""
+
+
 def need(condition: object, reason: str) -> None:
     """Skips the test unless the condition holds; where PYRUNNER_TEST_STRICT is set (our CI), fails it."""
     if condition:
@@ -606,6 +610,7 @@ def _daemon() -> Iterator[Any]:
 
     Raises:
         UnavailableError: none answers, or it refuses what the block asks for.
+        BrokenImageError: a step of a build has failed.
     """
     try:
         # not by its name: there is a folder docker/ in the project, which mypy takes for it
@@ -623,6 +628,9 @@ def _daemon() -> Iterator[Any]:
         raise UnavailableError(f"no Docker daemon answers: {error}") from None
     try:
         yield client
+    except errors.BuildError as error:
+        log = "".join(line.get("stream", "") for line in error.build_log).splitlines()
+        raise BrokenImageError("\n".join([str(error), *log[-20:]])) from None
     except errors.DockerException as error:
         raise UnavailableError(f"the Docker daemon refuses: {error}") from None
     finally:
@@ -633,13 +641,18 @@ def build_image(major: int) -> str:
     """Builds our image of PostgreSQL, of docker/postgres as it is now; its name.
 
     Raises:
-        UnavailableError: it cannot be built here.
+        UnavailableError: it cannot be built here, for want of a daemon or of the image that it begins with.
+        BrokenImageError: a step of its Dockerfile fails.
     """
     if major not in SUITES:
         known = ", ".join(map(str, SUITES))
         raise UnavailableError(f"there is no image of PostgreSQL {major}; there are {known}")
     name = f"{IMAGE}:{major}"
     with _daemon() as client:
+        base = f"debian:{SUITES[major]}-slim"
+        if not client.images.list(base):
+            # without it no step of ours begins
+            client.images.pull(base)
         client.images.build(
             path=str(PROJECT / "docker" / "postgres"),
             tag=name,
@@ -653,7 +666,7 @@ def container_server(major: int, **settings: str) -> Server:
     """A server in a container of our image, built before.
 
     Raises:
-        UnavailableError: it cannot be built here.
+        UnavailableError, BrokenImageError: as `build_image`.
     """
     return _container(build_image(major), **settings)
 

@@ -1,5 +1,6 @@
 """The manifests of k8s/: each passes the schema of Kubernetes, and keeps what the containers need."""
 
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +12,9 @@ import pyrunner
 from tests.servers import PROJECT
 
 FOLDER: Final = PROJECT / "k8s"
-FILES: Final = sorted(FOLDER.glob("*.yaml"))
+KUSTOMIZATION: Final = FOLDER / "kustomization.yaml"
+# the kustomization is for kubectl, not for the cluster
+FILES: Final = sorted(set(FOLDER.glob("*.yaml")) - {KUSTOMIZATION})
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
@@ -65,6 +68,48 @@ def test_no_pod_is_root_or_writes_to_its_root() -> None:
         }, name
         assert "USER pyrunner" in (PROJECT / "docker/runner/Dockerfile").read_text()
         assert "--uid 10001" in (PROJECT / "docker/runner/Dockerfile").read_text()
+
+
+def test_one_place_says_where_the_image_is_pulled_from() -> None:
+    (found,) = documents(KUSTOMIZATION)
+    assert {FOLDER / name for name in found["resources"]} == set(FILES)
+    (image,) = found["images"]
+    assert {container["image"] for _, container in pods().values()} == {f"{image['name']}:{image['newTag']}"}
+    # a registry's address: the bare name is nowhere to be had
+    assert "/" in image["newName"]
+
+
+def test_a_drain_is_not_blocked_while_the_database_is_away() -> None:
+    (budget,) = [one for one in documents(FOLDER / "worker.yaml") if one["kind"] == "PodDisruptionBudget"]
+    assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
+def test_the_scrape_settings_give_the_exporter_the_name_that_the_rules_know() -> None:
+    page = (PROJECT / "docs/compose.md").read_text()
+    (block,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    ((scrape),) = yaml.safe_load(block)
+    names = re.findall(r'up\{job="(\w+)"\}', (PROJECT / "monitoring/prometheus/alerts.yml").read_text())
+    assert names
+    assert {scrape["job_name"]} == set(names)
+    # it keeps the endpoints of our Service, by name and port
+    service = next(one for one in documents(FOLDER / "exporter.yaml") if one["kind"] == "Service")
+    (port,) = service["spec"]["ports"]
+    (rule,) = [one for one in scrape["relabel_configs"] if one["action"] == "keep"]
+    assert rule["regex"] == f"{service['metadata']['name']};{port['name']}"
+
+
+def test_the_documented_steps_are_kubectls() -> None:
+    page = (PROJECT / "docs/compose.md").read_text().partition("## Kubernetes")[2]
+    applied = re.findall(r"app\.kubernetes\.io/name in \(([^)]*)\)", page)
+    named = [name for words in applied for name in words.split(",")]
+    labels = [
+        one["metadata"]["labels"]["app.kubernetes.io/name"] for path in FILES for one in documents(path)
+    ]
+    # in two steps everything, and nothing twice
+    assert sorted(named) == sorted(set(labels))
+    # the job may take as long as it lets itself
+    (job,) = documents(FOLDER / "migrate.yaml")
+    assert f"--timeout={job['spec']['activeDeadlineSeconds'] // 60}m" in page
 
 
 def test_pods_have_time_to_end_limits_and_the_programs_version() -> None:

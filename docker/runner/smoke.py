@@ -212,7 +212,7 @@ def main() -> int:
         say("smoke: " + " ".join(filter(None, (error.message, error.hint))))
         return 1
     except (psycopg.Error, KafkaException) as error:
-        say(f"smoke: {str(error).strip()}")
+        say(f"smoke: {str(error).strip()} Is the system up? See: docker compose ps")
         return 1
     say(f"smoke: passed in {time.monotonic() - began:.1f} s")
     return 0
