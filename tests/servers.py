@@ -658,6 +658,8 @@ def build_image(major: int) -> str:
             tag=name,
             buildargs={"PG_MAJOR": str(major), "SUITE": SUITES[major]},
             rm=True,
+            # a step that fails leaves nothing behind, either
+            forcerm=True,
         )
     return name
 
