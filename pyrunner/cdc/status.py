@@ -254,7 +254,8 @@ class _Examination:
         if slot.gap_since is not None:
             self._find(
                 "error",
-                f"slot {name} was made when events were there already, which nobody has compared with Kafka",
+                f"slot {name} was made or registered when events were there already, which nobody has "
+                "compared with Kafka",
                 "what was not delivered of them waits in the outbox, and no partition is dropped",
                 RECOVER,
             )

@@ -5226,7 +5226,7 @@ on conflict (file, part) do update set position = excluded.position, kind = excl
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
 values ('expiration/errors.sql', 1, 88, 'routine',
-    'ea0924ff957e066f1dc97d39735b044c65963c6e0b73f9ae7cb7464b0a6d54e7',
+    '4fa9fe32b70f6157f54381f0bb4763187824bdbc142b1435be5ee07b5e4b2fcd',
 $source$create or replace function expiration.errors()
 returns table (sqlstate text, name text, message text, hint text)
 language sql immutable parallel safe
@@ -5274,7 +5274,7 @@ as $function$
         'See outbox.preview_replay; what was dropped after outbox.settings.retention is gone.'),
     ('XP020', 'publication_differs', 'publication %s publishes something else than INSERTs into outbox.event through its root',
         'Drop it, or give another name.'),
-    ('XP021', 'slot_gap', 'replication slot %s of the outbox was made when events were there already, and nobody has compared these with Kafka: no partition is dropped',
+    ('XP021', 'slot_gap', 'replication slot %s of the outbox was made or registered when events were there already, and nobody has compared these with Kafka: no partition is dropped',
         'pyrunner cdc recover compares, and sends what was not delivered; to give that up: outbox.close_gap.'),
     -- the domain's guards
     ('XP101', 'lead_not_found', 'there is no lead %s',
@@ -6713,7 +6713,7 @@ grant execute on function expiration.loadable_objects(), expiration.fingerprint(
 -- 6. Done
 
 insert into expiration.installation (version, installed_at, installed_by, last_migration, checksum)
-values ('0.4.0', clock_timestamp(), session_user, '0008.gap', '1f9aa6c06854b1e6fbef591496812864ca221d19a90acd413f2d0da4eeae90c8')
+values ('0.4.0', clock_timestamp(), session_user, '0008.gap', '97d569150365d06376486d6aae421054118c798cf92c38e0c77a9862e99d1da5')
 on conflict (version) do update set
     installed_at = excluded.installed_at, installed_by = excluded.installed_by,
     last_migration = excluded.last_migration, checksum = excluded.checksum;

@@ -45,7 +45,7 @@ as $function$
         'See outbox.preview_replay; what was dropped after outbox.settings.retention is gone.'),
     ('XP020', 'publication_differs', 'publication %s publishes something else than INSERTs into outbox.event through its root',
         'Drop it, or give another name.'),
-    ('XP021', 'slot_gap', 'replication slot %s of the outbox was made when events were there already, and nobody has compared these with Kafka: no partition is dropped',
+    ('XP021', 'slot_gap', 'replication slot %s of the outbox was made or registered when events were there already, and nobody has compared these with Kafka: no partition is dropped',
         'pyrunner cdc recover compares, and sends what was not delivered; to give that up: outbox.close_gap.'),
     -- the domain's guards
     ('XP101', 'lead_not_found', 'there is no lead %s',
