@@ -153,6 +153,15 @@ class Cdc:
             timeout=60,
         )
 
+    def wait_until_confirmed(self) -> None:
+        """Waits until the slot has confirmed all that was appended so far."""
+        self.db.wait_until(
+            "select confirmed_flush_lsn > (select max(lsn) from outbox.event) from outbox.slot_state"
+            " where name = %s",
+            (self.setup.slot,),
+            timeout=60,
+        )
+
     # ------------------------------------------------------------ events
 
     def expire_leads(self, count: int) -> list[str]:

@@ -3204,6 +3204,10 @@ declare
     v_sealed pg_lsn;
     v_is_late boolean;
 begin
+    -- two of us at once would only get in each other's way
+    if not pg_try_advisory_xact_lock(hashtext('outbox.drop_partitions')) then
+        return;
+    end if;
     for v_slot in select s.name, s.state, s.confirmed_flush_lsn, s.gap_since from outbox.slot_state as s order by s.name loop
         if v_slot.state in ('missing', 'lost') then
             perform expiration.raise_error('slot_lost', v_slot.name, v_slot.state);
@@ -3217,8 +3221,8 @@ begin
         where s.name = v_slot.name and s.delivered_lsn is distinct from v_slot.confirmed_flush_lsn;
         v_confirmed := least(v_confirmed, v_slot.confirmed_flush_lsn);
     end loop;
-    -- no slot has ever read the outbox, so it is the only copy; and two of us at once would only get in each other's way
-    if v_confirmed is null or not pg_try_advisory_xact_lock(hashtext('outbox.drop_partitions')) then
+    -- no slot has ever read the outbox, so it is the only copy
+    if v_confirmed is null then
         return;
     end if;
     for v_partition in

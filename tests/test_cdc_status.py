@@ -242,12 +242,7 @@ def test_a_password_file_that_is_gone(well: Cdc) -> None:
 
 def test_a_slot_that_is_not_registered(well: Cdc) -> None:
     well.arrived(well.expire_leads(1))
-    well.db.wait_until(
-        "select confirmed_flush_lsn > (select max(lsn) from outbox.event) from outbox.slot_state"
-        " where name = %s",
-        (well.setup.slot,),
-        timeout=60,
-    )
+    well.wait_until_confirmed()
     well.db.rows("select outbox.forget_slot(%s)", (well.setup.slot,))
     remedied(well, seen(well, f"slot {well.setup.slot} is not registered"))
     # retention did not wait for it meanwhile

@@ -30,14 +30,8 @@ OLD_DAY = "date_trunc('day', now() at time zone 'UTC') at time zone 'UTC' - inte
 @pytest.fixture
 def slot(db: Database) -> Iterator[str]:
     """A logical slot that is registered as one of the outbox's; gone at the end."""
-    name = f"t_{uuid4().hex[:12]}"
-    db.rows("select outbox.create_publication()")
-    db.rows("select pg_create_logical_replication_slot(%s, 'pgoutput')", (name,))
-    db.rows("select outbox.register_slot(%s, 'crm_outbox', 'crm-outbox')", (name,))
-    yield name
-    db.rows(
-        "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s", (name,)
-    )
+    with slots.slot(db) as name:
+        yield name
 
 
 def confirm(db: Database, slot: str) -> None:

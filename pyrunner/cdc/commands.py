@@ -577,7 +577,7 @@ def recover(
 def _print_recovery(done: Recovery, *, dry_run: bool, as_json: bool) -> None:
     last = done.after or done.before
     assert last is not None
-    is_whole = last.is_decided and not (last.missing or last.lost or last.doubtful)
+    is_whole = last.is_settled and not last.lost
     if as_json:
         print_json(
             {

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Final, Literal
 
 import psycopg
+from psycopg import sql
 from psycopg.rows import DictRow
 from psycopg.sql import Composed
 
@@ -461,16 +462,12 @@ class _Installation:
 
     def _take_registration_back(self) -> None:
         before = self._slot
-        with open_source(self._setup, "install") as source:
-            if not before.is_registered:
-                source.forget()
-                return
-            rows(
-                source.connection,
-                "select outbox.register_slot(%s, %s, %s)",
-                (before.name, before.publication, before.connector),
+        call = sql.SQL("select outbox.forget_slot({})").format(sql.Literal(before.name))
+        if before.is_registered:
+            call = sql.SQL("select outbox.register_slot({}, {}, {})").format(
+                sql.Literal(before.name), sql.Literal(before.publication), sql.Literal(before.connector)
             )
-            source.connection.commit()
+        self._run_anew([call])
 
     def make_topics(self) -> None:
         """The topics, before anything could be sent to them."""

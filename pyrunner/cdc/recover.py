@@ -93,7 +93,7 @@ def recover(
             comparison.mark()
             done.after = comparison.look(wait=wait)
     last = done.after or done.before
-    if not last.missing and not last.doubtful:
+    if last.is_settled:
         with open_source(setup, "recover") as source:
             source.close_gap()
     return done

@@ -63,6 +63,11 @@ class Verdict:
     doubled_examples: list[DictRow] = field(default_factory=list)
     lost_of: list[DictRow] = field(default_factory=list)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is left to send: no event is missing, and none in doubt."""
+        return not (self.missing or self.doubtful)
+
 
 class Comparison:
     """A comparison that can be looked at again; the events taken down at its begin are the ones compared.

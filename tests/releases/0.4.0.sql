@@ -5723,7 +5723,7 @@ on conflict (file, part) do update set position = excluded.position, kind = excl
 
 insert into expiration.installed_file (file, part, position, kind, checksum, source)
 values ('outbox/drop_partitions.sql', 1, 99, 'routine',
-    '9e4f482eafab1991e8fd44b8fbfc6cfe26e0bac1e189dd34532e63e11516e8b4',
+    '22feb215211c10787fbd472fad1e0c6892ec91244efc617e3af4916ecef41622',
 $source$create or replace function outbox.drop_partitions()
 returns table (partition text, estimated_events bigint, bytes bigint)
 language plpgsql volatile security definer
@@ -5738,6 +5738,10 @@ declare
     v_sealed pg_lsn;
     v_is_late boolean;
 begin
+    -- two of us at once would only get in each other's way
+    if not pg_try_advisory_xact_lock(hashtext('outbox.drop_partitions')) then
+        return;
+    end if;
     for v_slot in select s.name, s.state, s.confirmed_flush_lsn, s.gap_since from outbox.slot_state as s order by s.name loop
         if v_slot.state in ('missing', 'lost') then
             perform expiration.raise_error('slot_lost', v_slot.name, v_slot.state);
@@ -5751,8 +5755,8 @@ begin
         where s.name = v_slot.name and s.delivered_lsn is distinct from v_slot.confirmed_flush_lsn;
         v_confirmed := least(v_confirmed, v_slot.confirmed_flush_lsn);
     end loop;
-    -- no slot has ever read the outbox, so it is the only copy; and two of us at once would only get in each other's way
-    if v_confirmed is null or not pg_try_advisory_xact_lock(hashtext('outbox.drop_partitions')) then
+    -- no slot has ever read the outbox, so it is the only copy
+    if v_confirmed is null then
         return;
     end if;
 
@@ -6713,7 +6717,7 @@ grant execute on function expiration.loadable_objects(), expiration.fingerprint(
 -- 6. Done
 
 insert into expiration.installation (version, installed_at, installed_by, last_migration, checksum)
-values ('0.4.0', clock_timestamp(), session_user, '0008.gap', '97d569150365d06376486d6aae421054118c798cf92c38e0c77a9862e99d1da5')
+values ('0.4.0', clock_timestamp(), session_user, '0008.gap', 'ad391f5d07ed864daa05e35285c50373f27f6f87c3442843c13d8841a0581ffe')
 on conflict (version) do update set
     installed_at = excluded.installed_at, installed_by = excluded.installed_by,
     last_migration = excluded.last_migration, checksum = excluded.checksum;

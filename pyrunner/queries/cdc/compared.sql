@@ -10,10 +10,10 @@ with judged as (
     left join pg_temp.missing as m on m.id = a.id
     cross join (
         select
-            coalesce(bool_and(s.gap_since is null and p.slot_name is not null and p.wal_status <> 'lost'), false) as is_whole,
+            coalesce(bool_and(s.gap_since is null and t.state not in ('missing', 'lost')), false) as is_whole,
             max(s.delivered_lsn) as delivered_lsn
         from outbox.slot as s
-        left join pg_replication_slots as p on p.slot_name = s.name
+        inner join outbox.slot_state as t on t.name = s.name
         where s.name = %(slot)s
     ) as v
 )
